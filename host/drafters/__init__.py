@@ -1,0 +1,1 @@
+"""Ways to propose a token tree, one small file each."""

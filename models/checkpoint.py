@@ -1,0 +1,63 @@
+"""What every checkpoint on disk looks like to the exporter: a config, tensors read in row blocks, a tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hexgraft.models.config import ModelConfig
+from hexgraft.models.errors import CheckpointError
+
+BLOCK_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """What a bundle carries of a tokenizer.
+
+    `tokenizer_json` is the `tokenizers` library's own format. `stop_tokens` end a generation, in ascending order.
+    `bos` is put once before a raw prompt (never before a chat template that writes it itself), None for none.
+    `special` maps the names chat templates use (`bos_token`, `eos_token`, ...) to their text.
+    """
+
+    tokenizer_json: str
+    chat_template: str | None
+    stop_tokens: tuple[int, ...]
+    bos: int | None
+    special: dict[str, str] = field(default_factory=dict)
+
+
+class Checkpoint(Protocol):
+    """A model on disk. Matrices come as [out, in] float32 under the canonical names of `tensor_shapes`."""
+
+    path: Path
+    config: ModelConfig
+    tokenizer: TokenizerFiles
+    name: str
+    license: str | None
+    source_format: str
+    """For provenance: "GGUF Q4_1", "safetensors bfloat16"."""
+
+    def blocks(self, name: str) -> Iterator[NDArray[np.float32]]:
+        """Consecutive row blocks of one tensor, of about BLOCK_BYTES each; vectors come in one block."""
+        ...
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Open a Hugging Face folder or a GGUF file; raises CheckpointError for anything else."""
+    from hexgraft.models.gguf_checkpoint import GgufCheckpoint
+    from hexgraft.models.hf_checkpoint import HfCheckpoint
+
+    if path.is_dir():
+        return HfCheckpoint(path)
+    if path.is_file():
+        return GgufCheckpoint(path)
+    raise CheckpointError(
+        f"no checkpoint at {path}",
+        "give a .gguf file or a Hugging Face model folder, or fetch one with `hexgraft fetch`",
+    )

@@ -1,0 +1,47 @@
+"""The errors every room raises: one clear sentence, what to type next, and the exit code it ends in."""
+
+from __future__ import annotations
+
+OK = 0
+FAILED = 1
+USAGE = 2
+CONNECTION_LOST = 3
+NO_DEVICE = 4
+INTERRUPTED = 130
+
+
+class HexgraftError(Exception):
+    """A failure a user can act on. Library code raises it; only the command line prints it and exits.
+
+    `message` says what is wrong and where, in one sentence without a final period; `hint` says what to type or
+    change next.
+    """
+
+    exit_code = FAILED
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class CheckpointError(HexgraftError):
+    """A checkpoint that is missing, damaged, or of a kind hexgraft does not know."""
+
+
+class BundleError(HexgraftError):
+    """A bundle that is missing, altered, of another version, or inconsistent in itself."""
+
+
+class ExportError(HexgraftError):
+    """An export that could not be finished; nothing stands at the final name."""
+
+
+class DecodeError(HexgraftError):
+    """A request the decode loop or a session cannot carry out."""
+
+
+class UsageError(HexgraftError):
+    """Arguments that contradict one another or the bundle they are used with."""
+
+    exit_code = USAGE
