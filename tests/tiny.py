@@ -1,4 +1,4 @@
-"""Tiny random checkpoints on disk for tests: a Hugging Face folder or a GGUF file of one model, and noisy drafts.
+"""Tiny random checkpoints on disk for tests: Hugging Face folders, GGUF files of the same weights, drafts.
 
 Greedy text of these models is varied (not one token repeated) and peaked enough that a draft made of the same
 weights with noise of 0.05 to 0.3 agrees with its target on a useful share of tokens. Needs no torch.
@@ -60,8 +60,8 @@ def write_tiny_hf(
     """Write a Hugging Face folder at `path` and return it.
 
     `family` is "llama", "qwen2" (with q, k and v biases) or "mistral"; `dtype` float32, float16 or bfloat16.
-    `vocab` is at least 259. With `noise_of`, config, tokenizer and weights are those of that folder, each tensor
-    plus gaussian noise of `noise` times its standard deviation (drawn from `seed`); sizes given are ignored.
+    `vocab` is at least 259. With `noise_of`, config, tokenizer and weights are those of that folder,
+    each tensor plus gaussian noise of `noise` times its standard deviation (from `seed`); sizes given are ignored.
     `attention_bias=True` with llama writes the unsupported q, k, v and o biases into the config.
     """
     path = Path(path)
@@ -89,8 +89,8 @@ def write_tiny_gguf(
 ) -> Path:
     """Write the model of `write_tiny_hf(family=..., seed=seed, ...)` as one GGUF file, and return `path`.
 
-    Matrices are stored as `quant` (any name of gguf.GGMLQuantizationType that gguf can quantise: F32, F16, BF16,
-    Q8_0, Q4_1, ...), vectors as F32; q and k rows are permuted for llama as llama.cpp's converter does.
+    Matrices are stored as `quant` (any name of gguf.GGMLQuantizationType that gguf can quantise: F32, F16,
+    BF16, Q8_0, Q4_1, ...), vectors as F32; q and k rows are permuted for llama as llama.cpp's converter does.
     """
     import gguf
 
@@ -120,9 +120,9 @@ def tiny_weights(size: Sizes, seed: int) -> dict[str, NDArray[np.float32]]:
     """Random float32 weights by Hugging Face tensor name.
 
     The final norm scales the logits up with random signs, so that a tied head does not echo the last token.
-    Special tokens have small rows: random text does not stop by accident. Gains are tuned for greedy text with
-    5 to 60 distinct tokens in 100, and drafts that agree on about 80, 75, 50 and 30 % of tokens at noise 0.05,
-    0.1, 0.2 and 0.3.
+    Special tokens have small rows: random text does not stop by accident. Gains are tuned for greedy text of
+    5 to 60 distinct tokens in 100, and drafts that agree on about 80, 75, 50 and 30 % of tokens at noise
+    0.05, 0.1, 0.2 and 0.3.
     """
     rng = np.random.default_rng([seed, 7])
     d, q, kv = size.hidden, size.heads * size.head_dim, size.kv_heads * size.head_dim

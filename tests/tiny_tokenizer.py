@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHATML = (
-    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n'}}"
+    "{% for message in messages %}"
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n'}}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-_TEXT = """the quick brown fox jumps over the lazy dog and then the dog looks at the fox in the garden. there is a
-tree in the garden, and on the tree there are three birds that sing in the morning and in the evening. every token of
-the draft is a node of the tree; the target reads the whole tree in one pass and takes the longest branch it agrees
-with. def add(a, b): return a + b  for i in range(10): print(i, add(i, i)) what is the answer to the question?"""
+_TEXT = """the quick brown fox jumps over the lazy dog and then the dog looks at the fox in the garden.
+there is a tree in the garden, and on the tree there are three birds that sing in the morning
+and in the evening.
+every token of the draft is a node of the tree; the target reads the whole tree in one pass and takes the
+longest branch it agrees with. def add(a, b): return a + b  for i in range(10): print(i, add(i, i))"""
 
 
 def tiny_vocab(vocab: int) -> tuple[list[str], list[tuple[str, str]]]:
-    """Tokens by id and merges by rank: the specials, 256 bytes, then one token a merge (at least 259 in all)."""
+    """Tokens by id and merges by rank: the specials, 256 bytes, one token a merge."""
     tokens = [*SPECIALS, *byte_letters()]
     if vocab < len(tokens):
         raise ValueError(f"a tiny vocabulary has at least {len(tokens)} tokens, not {vocab}")
@@ -38,7 +41,7 @@ def tiny_vocab(vocab: int) -> tuple[list[str], list[tuple[str, str]]]:
 
 
 def byte_letters() -> list[str]:
-    """The printable letter GPT-2 gives to each byte 0..255: itself where Latin-1 prints it, else 256 and up."""
+    """The printable letter GPT-2 gives to each byte 0..255: itself where printable, else 256 and up."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     letters, spare = [], 256
     for byte in range(256):
@@ -99,9 +102,7 @@ def write_tiny_tokenizer(folder: Path, vocab: int) -> None:
 
 
 def _most_frequent(words: list[list[str]], known: set[str]) -> tuple[str, str] | None:
-    pairs = Counter(
-        pair for word in words for pair in zip(word, word[1:], strict=False) if "".join(pair) not in known
-    )
+    pairs = Counter(pair for word in words for pair in pairwise(word) if "".join(pair) not in known)
     if not pairs:
         return None
     return min(pairs, key=lambda pair: (-pairs[pair], pair))
