@@ -1,0 +1,141 @@
+"""The session: the whole interface to a place that runs graphs. The decode loop cannot tell one from another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bools = NDArray[np.bool_]
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSpec:
+    """Sizes and facts of the model a session runs. `widths` is None where any width up to `max_width` runs.
+
+    `capacity` is the number of cache slots C, `provider` what the user chose ("cpu", "runner", ...).
+    """
+
+    role: str
+    vocab: int
+    layers: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    capacity: int
+    widths: tuple[int, ...] | None
+    max_width: int
+    provider: str
+    has_hidden: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Visibility:
+    """What each of the T rows of a pass sees, in compact form: never a function of positions or slots.
+
+    Every row sees the cache slots 0..prefix-1. `slots` [S] int32 are further (scratch) slots, `seen` [T, S] tells
+    which row sees which. `rows` [T, T] tells which rows of the same pass a row sees; every row sees itself.
+    """
+
+    prefix: int
+    rows: Bools
+    slots: Ints
+    seen: Bools
+
+    @property
+    def count(self) -> int:
+        return int(self.rows.shape[0])
+
+
+def causal(prefix: int, count: int) -> Visibility:
+    """Rows of a sequence: each sees the prefix and the rows up to itself."""
+    return tree_visibility(prefix, np.tri(count, dtype=np.bool_))
+
+
+def tree_visibility(prefix: int, ancestors: Bools) -> Visibility:
+    """Rows of a tree: each sees the prefix, its ancestors and itself (`ancestors` [T, T], itself included)."""
+    return Visibility(
+        prefix, ancestors, np.empty(0, np.int32), np.empty((ancestors.shape[0], 0), dtype=np.bool_)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TopK:
+    """The k best tokens of some rows, in the total order (-logit, id): ids [R, k], logits [R, k].
+
+    `log_sum` [R] is the log of the summed exponentials of the whole row, so that exp(logits - log_sum) are
+    probabilities at temperature 1; NaN where it was not asked for.
+    """
+
+    ids: Ints
+    logits: Floats
+    log_sum: NDArray[np.float64]
+
+
+class Rows(Protocol):
+    """The results of one pass, fetched lazily, valid until the session's next `forward`."""
+
+    count: int
+    width: int
+    """The width the pass ran at, padding included."""
+    seconds: float
+    """Time inside the graph runtime alone."""
+
+    def topk(self, k: int, rows: Sequence[int] | None = None, *, log_sum: bool = True) -> TopK: ...
+
+    def logits(self, row: int) -> Floats:
+        """One row's logits [vocab]; a copy the caller may change."""
+        ...
+
+    def hidden(self, row: int) -> Floats:
+        """One row's hidden state [d], where the graph gives it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRows:
+    """A copy of cache slots 0..n-1: keys [layers, kv_heads, head_dim, n], values [layers, kv_heads, n, head_dim]."""
+
+    keys: Floats
+    values: Floats
+
+    @property
+    def count(self) -> int:
+        return int(self.values.shape[2])
+
+
+class Session(Protocol):
+    """A model with a cache, somewhere. A pass stages its new K/V rows; nothing reaches the cache until `store`."""
+
+    spec: SessionSpec
+
+    def forward(self, tokens: Sequence[int], positions: Sequence[int], visible: Visibility) -> Rows:
+        """One pass over T rows, padded to the narrowest width that fits. Slots >= capacity may not be visible."""
+        ...
+
+    def store(self, rows: Sequence[int], slots: Sequence[int]) -> None:
+        """Write staged K/V rows of the last pass into cache slots."""
+        ...
+
+    def move(self, source: Sequence[int], target: Sequence[int]) -> None:
+        """Copy cache slots; both ascending, every target <= its source."""
+        ...
+
+    def reset(self) -> None:
+        """Forget the cache's content. Buffers are kept."""
+        ...
+
+    def save(self, count: int) -> CacheRows:
+        """A copy of slots 0..count-1."""
+        ...
+
+    def restore(self, rows: CacheRows) -> None:
+        """Write slots 0..n-1 from a saved copy."""
+        ...
+
+    def close(self) -> None: ...

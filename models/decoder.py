@@ -1,0 +1,180 @@
+"""The decoder, written once as an ONNX graph with a free tree mask; a family is a config, never a copy of this file.
+
+The graph knows nothing of trees: slots, positions and visibility reach it as three separate inputs (cache rows,
+RoPE tables, mask), none derived from another.
+"""
+
+from __future__ import annotations
+
+from onnx import TensorProto
+
+from hexgraft.models.config import ModelConfig
+from hexgraft.models.graph import Graph, GraphBuilder, Part, Weight
+
+WIDTH = "width"
+CAPACITY = "capacity"
+COLUMNS = "capacity_plus_width"
+
+
+def dimensions(width: int, capacity: int) -> dict[str, int]:
+    """Sizes of the graph's symbolic dimensions, for `fix_dimensions` or a runtime's free-dimension overrides."""
+    return {WIDTH: width, CAPACITY: capacity, COLUMNS: capacity + width}
+
+
+def build_decoder(config: ModelConfig, weights_file: str, *, name: str, hidden: bool = False) -> Graph:
+    """Build the graph for `config` with symbolic width T and cache capacity C.
+
+    Inputs: input_ids [1,T] int32; attention_mask [1,1,T,C+T] additive; position_ids_cos/_sin [1,1,T,head_dim/2];
+    per layer past_key_{i}_in [kv_heads,1,head_dim,C] (after RoPE) and past_value_{i}_in [kv_heads,1,C,head_dim].
+    Outputs: logits [1,T,vocab]; per layer past_key_{i}_out [kv_heads,1,head_dim,T] and past_value_{i}_out
+    [kv_heads,1,T,head_dim], the rows of this pass only; hidden [1,T,d] (after the last norm) if asked.
+    Names and shapes follow Qualcomm AI Hub's LLM exports.
+    """
+    return _Decoder(config, name).build(weights_file, hidden)
+
+
+class _Decoder:
+    def __init__(self, config: ModelConfig, name: str) -> None:
+        self.config = config
+        self.graph = GraphBuilder(name)
+
+    def build(self, weights_file: str, hidden: bool) -> Graph:
+        c, g = self.config, self.graph
+        ids = g.input("input_ids", (1, WIDTH), TensorProto.INT32)
+        mask = g.input("attention_mask", (1, 1, WIDTH, COLUMNS))
+        g.input("position_ids_cos", (1, 1, WIDTH, c.head_dim // 2))
+        g.input("position_ids_sin", (1, 1, WIDTH, c.head_dim // 2))
+        for i in range(c.layers):
+            g.input(f"past_key_{i}_in", (c.kv_heads, 1, c.head_dim, CAPACITY))
+            g.input(f"past_value_{i}_in", (c.kv_heads, 1, CAPACITY, c.head_dim))
+        g.output("logits", (1, WIDTH, c.vocab))
+        for i in range(c.layers):
+            g.output(f"past_key_{i}_out", (c.kv_heads, 1, c.head_dim, WIDTH))
+            g.output(f"past_value_{i}_out", (c.kv_heads, 1, WIDTH, c.head_dim))
+
+        self._prologue(mask)
+        embed = g.weight(Weight("embed", (c.vocab, c.hidden), (Part("embed"),)))
+        x = g.node("Gather", [embed, ids], "embedded")
+        for i in range(c.layers):
+            x = self._attention(i, x)
+            x = self._ffn(i, x)
+        normed = self._norm("norm", x)
+        if hidden:
+            g.node("Identity", [normed], g.output("hidden", (1, WIDTH, c.hidden)))
+        self._head(normed)
+        return g.build(weights_file)
+
+    def _prologue(self, mask: str) -> None:
+        """What every layer shares: RoPE tables as the operator wants them, the mask once per query group."""
+        g, group = self.graph, self.config.group
+        for table in ("cos", "sin"):
+            g.node("Squeeze", [f"position_ids_{table}", g.constant("axis_1", [1])], f"rope_{table}")
+        # Query rows of one key/value head are stacked group by group, [group * T], so the mask repeats likewise.
+        g.node("Concat", [mask] * group, "grouped_mask", axis=2) if group > 1 else g.node(
+            "Identity", [mask], "grouped_mask"
+        )
+        key_shape = g.node("Shape", ["past_key_0_in"], "capacity_shape", start=3, end=4)
+        width_shape = g.node("Shape", ["input_ids"], "width_shape", start=1, end=2)
+        g.node("Concat", [key_shape, width_shape], "cache_and_rows", axis=0)
+
+    def _norm(self, name: str, x: str) -> str:
+        """RMSNormalization as one operator: hand-written, its square sum overflows fp16 on the NPU."""
+        c = self.config
+        scale = self.graph.weight(Weight(name, (c.hidden,), (Part(name),)))
+        return self.graph.node(
+            "RMSNormalization", [x, scale], name + ".out", axis=-1, epsilon=c.rms_eps, stash_type=1
+        )
+
+    def _project(self, name: str, x: str, out: int, inner: int, *parts: Part, bias: bool = False) -> str:
+        """x [1,T,inner] times the stacked matrices of `parts`, [1,T,out]; biases are the parts' `_bias` tensors."""
+        g = self.graph
+        matrix = g.weight(Weight(name, (inner, out), parts, transposed=True))
+        y = g.node("MatMul", [x, matrix], name + ".out")
+        if not bias:
+            return y
+        biases = tuple(Part(p.tensor + "_bias", p.scale) for p in parts)
+        vector = g.weight(Weight(name + "_bias", (out,), biases))
+        return g.node("Add", [y, vector], name + ".biased")
+
+    def _attention(self, i: int, x: str) -> str:
+        """Grouped-query attention over the cache and this pass's rows, as two score blocks joined before softmax.
+
+        The cache is never concatenated with the new rows, so no pass copies it.
+        """
+        c, g, layer = self.config, self.graph, f"layers.{i}."
+        q_size, kv_size = c.heads * c.head_dim, c.kv_heads * c.head_dim
+        normed = self._norm(layer + "attn_norm", x)
+        # 1/sqrt(head_dim) rides on the query projection: RoPE is linear, so no pass pays for it.
+        qkv = self._project(
+            layer + "qkv",
+            normed,
+            q_size + 2 * kv_size,
+            c.hidden,
+            Part(layer + "q", c.head_dim**-0.5),
+            Part(layer + "k"),
+            Part(layer + "v"),
+            bias=c.qkv_bias,
+        )
+        sizes = g.constant("qk_v", [q_size + kv_size, kv_size])
+        qk, v = g.nodes("Split", [qkv, sizes], [layer + "qk", layer + "v.rows"], axis=-1)
+        rotated = g.node(
+            "RotaryEmbedding",
+            [qk, "rope_cos", "rope_sin"],
+            layer + "qk.rotated",
+            num_heads=c.heads + c.kv_heads,
+            interleaved=0,
+        )
+        sizes = g.constant("q_k", [q_size, kv_size])
+        q, k = g.nodes("Split", [rotated, sizes], [layer + "q.rows", layer + "k.rows"], axis=-1)
+
+        q = g.node("Reshape", [q, g.constant("q_heads", [-1, c.kv_heads, c.group, c.head_dim])], layer + "q.heads")
+        q = g.node("Transpose", [q], layer + "q.by_head", perm=[1, 2, 0, 3])
+        q = g.node("Reshape", [q, g.constant("q_stacked", [c.kv_heads, 1, -1, c.head_dim])], layer + "q")
+        kv_heads = g.constant("kv_heads", [-1, c.kv_heads, 1, c.head_dim])
+        k = g.node("Reshape", [k, kv_heads], layer + "k.heads")
+        k = g.node("Transpose", [k], f"past_key_{i}_out", perm=[1, 2, 3, 0])
+        v = g.node("Reshape", [v, kv_heads], layer + "v.heads")
+        v = g.node("Transpose", [v], f"past_value_{i}_out", perm=[1, 2, 0, 3])
+
+        past = g.node("MatMul", [q, f"past_key_{i}_in"], layer + "scores.cache")
+        rows = g.node("MatMul", [q, k], layer + "scores.rows")
+        scores = g.node("Concat", [past, rows], layer + "scores", axis=-1)
+        scores = g.node("Add", [scores, "grouped_mask"], layer + "scores.masked")
+        probabilities = g.node("Softmax", [scores], layer + "probabilities", axis=-1)
+        p_past, p_rows = g.nodes(
+            "Split",
+            [probabilities, "cache_and_rows"],
+            [layer + "probabilities.cache", layer + "probabilities.rows"],
+            axis=-1,
+        )
+        y_past = g.node("MatMul", [p_past, f"past_value_{i}_in"], layer + "mix.cache")
+        y_rows = g.node("MatMul", [p_rows, v], layer + "mix.rows")
+        y = g.node("Add", [y_past, y_rows], layer + "mix.stacked")
+        y = g.node("Reshape", [y, g.constant("mix_heads", [c.kv_heads, c.group, -1, c.head_dim])], layer + "mix.heads")
+        y = g.node("Transpose", [y], layer + "mix.by_row", perm=[2, 0, 1, 3])
+        y = g.node("Reshape", [y, g.constant("mix_flat", [1, -1, q_size])], layer + "mix")
+        y = self._project(layer + "o", y, c.hidden, q_size, Part(layer + "o"))
+        return g.node("Add", [x, y], layer + "attended")
+
+    def _ffn(self, i: int, x: str) -> str:
+        """SwiGLU: down(silu(gate x) * up x), gate and up in one product."""
+        c, g, layer = self.config, self.graph, f"layers.{i}."
+        normed = self._norm(layer + "ffn_norm", x)
+        both = self._project(
+            layer + "gate_up", normed, 2 * c.ffn, c.hidden, Part(layer + "gate"), Part(layer + "up")
+        )
+        sizes = g.constant("gate_and_up", [c.ffn, c.ffn])
+        gate, up = g.nodes("Split", [both, sizes], [layer + "gate", layer + "up"], axis=-1)
+        sigmoid = g.node("Sigmoid", [gate], layer + "sigmoid")
+        activated = g.node("Mul", [gate, sigmoid], layer + "silu")
+        inner = g.node("Mul", [activated, up], layer + "inner")
+        y = self._project(layer + "down", inner, c.hidden, c.ffn, Part(layer + "down"))
+        return g.node("Add", [x, y], layer + "out")
+
+    def _head(self, normed: str) -> None:
+        """Logits of every row. A Gemm reads the [vocab, d] matrix as it lies, so a tied head is stored once."""
+        c, g = self.config, self.graph
+        matrix = "embed" if c.tied else g.weight(Weight("head", (c.vocab, c.hidden), (Part("head"),)))
+        rows = g.node("Reshape", [normed, g.constant("flat_rows", [-1, c.hidden])], "norm.rows")
+        flat = g.node("Gemm", [rows, matrix], "logits.rows", transB=1)
+        g.node("Reshape", [flat, g.constant("logits_shape", [1, -1, c.vocab])], "logits")

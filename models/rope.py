@@ -1,0 +1,21 @@
+"""Rotary position tables, computed on the host so that a tree node's position is free of its cache slot."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hexgraft.models.config import Rope
+
+
+class RopeTable:
+    """cos and sin of every position up to `positions`, rows of [head_dim / 2] float32.
+
+    Angles are taken in float64 and rounded once, so that far positions keep their phase.
+    """
+
+    def __init__(self, rope: Rope, positions: int) -> None:
+        frequencies = rope.theta ** (-np.arange(0, rope.dim, 2, dtype=np.float64) / rope.dim)
+        angles = np.arange(positions, dtype=np.float64)[:, None] * frequencies
+        self.cos: NDArray[np.float32] = np.cos(angles).astype(np.float32)
+        self.sin: NDArray[np.float32] = np.sin(angles).astype(np.float32)
