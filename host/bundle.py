@@ -67,7 +67,9 @@ class Bundle:
                     if progress:
                         progress(len(block))
             if digest.hexdigest() != entry.sha256:
-                raise BundleError(f"{self.file(name)} is not the file that was exported: its sha256 differs", EXPORT_HINT)
+                raise BundleError(
+                    f"{self.file(name)} is not the file that was exported: its sha256 differs", EXPORT_HINT
+                )
 
 
 def open_bundle(path: Path) -> Bundle:
@@ -119,7 +121,13 @@ def _parse(raw: bytes, where: Path) -> Manifest:
 def _check_names(manifest: Manifest, where: Path) -> None:
     for name in manifest.files:
         pure = PurePosixPath(name)
-        if pure.is_absolute() or ".." in pure.parts or "\\" in name or "\0" in name or name in ("", ".", MANIFEST):
+        if (
+            pure.is_absolute()
+            or ".." in pure.parts
+            or "\\" in name
+            or "\0" in name
+            or name in ("", ".", MANIFEST)
+        ):
             raise BundleError(f"{where} names a file outside the bundle: {name!r}", EXPORT_HINT)
         if (where.parent / name).is_symlink():
             raise BundleError(f"{where.parent / name} is a link; a bundle holds plain files", EXPORT_HINT)
@@ -131,7 +139,15 @@ def _check_model(role: str, model: ModelEntry, manifest: Manifest, where: Path) 
     def refuse(what: str) -> None:
         raise BundleError(f"{where}: {role} {what}", EXPORT_HINT)
 
-    sizes = (model.layers, model.hidden, model.heads, model.kv_heads, model.head_dim, model.vocab, model.context)
+    sizes = (
+        model.layers,
+        model.hidden,
+        model.heads,
+        model.kv_heads,
+        model.head_dim,
+        model.vocab,
+        model.context,
+    )
     if min(sizes) < 1 or model.heads % model.kv_heads or model.head_dim % 2:
         refuse("has impossible sizes")
     if model.rope.dim != model.head_dim:
@@ -152,7 +168,12 @@ def _check_model(role: str, model: ModelEntry, manifest: Manifest, where: Path) 
     needed = [manifest.tokenizer.file, manifest.tokenizer.chat_template]
     for file in needed:
         if file is not None and file not in manifest.files:
-            raise BundleError(f"{where} names a tokenizer file that is not in the bundle: {file}", EXPORT_HINT)
-    stops = [*manifest.tokenizer.stop_tokens, *([manifest.tokenizer.bos] if manifest.tokenizer.bos is not None else [])]
+            raise BundleError(
+                f"{where} names a tokenizer file that is not in the bundle: {file}", EXPORT_HINT
+            )
+    stops = [
+        *manifest.tokenizer.stop_tokens,
+        *([manifest.tokenizer.bos] if manifest.tokenizer.bos is not None else []),
+    ]
     if any(not 0 <= token < manifest.target.vocab for token in stops):
         raise BundleError(f"{where} names a stop or begin token outside the vocabulary", EXPORT_HINT)

@@ -127,7 +127,9 @@ class _Decoder:
         sizes = g.constant("q_k", [q_size, kv_size])
         q, k = g.nodes("Split", [rotated, sizes], [layer + "q.rows", layer + "k.rows"], axis=-1)
 
-        q = g.node("Reshape", [q, g.constant("q_heads", [-1, c.kv_heads, c.group, c.head_dim])], layer + "q.heads")
+        q = g.node(
+            "Reshape", [q, g.constant("q_heads", [-1, c.kv_heads, c.group, c.head_dim])], layer + "q.heads"
+        )
         q = g.node("Transpose", [q], layer + "q.by_head", perm=[1, 2, 0, 3])
         q = g.node("Reshape", [q, g.constant("q_stacked", [c.kv_heads, 1, -1, c.head_dim])], layer + "q")
         kv_heads = g.constant("kv_heads", [-1, c.kv_heads, 1, c.head_dim])
@@ -150,7 +152,11 @@ class _Decoder:
         y_past = g.node("MatMul", [p_past, f"past_value_{i}_in"], layer + "mix.cache")
         y_rows = g.node("MatMul", [p_rows, v], layer + "mix.rows")
         y = g.node("Add", [y_past, y_rows], layer + "mix.stacked")
-        y = g.node("Reshape", [y, g.constant("mix_heads", [c.kv_heads, c.group, -1, c.head_dim])], layer + "mix.heads")
+        y = g.node(
+            "Reshape",
+            [y, g.constant("mix_heads", [c.kv_heads, c.group, -1, c.head_dim])],
+            layer + "mix.heads",
+        )
         y = g.node("Transpose", [y], layer + "mix.by_row", perm=[2, 0, 1, 3])
         y = g.node("Reshape", [y, g.constant("mix_flat", [1, -1, q_size])], layer + "mix")
         y = self._project(layer + "o", y, c.hidden, q_size, Part(layer + "o"))

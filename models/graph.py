@@ -49,7 +49,13 @@ class Graph:
 
     proto: onnx.ModelProto
     weights: tuple[Weight, ...]
+    offsets: tuple[int, ...]
     weights_file: str
+
+    @property
+    def weights_size(self) -> int:
+        """Bytes of the weights file."""
+        return self.offsets[-1] + self.weights[-1].nbytes
 
 
 class GraphBuilder:
@@ -93,9 +99,11 @@ class GraphBuilder:
     def build(self, weights_file: str) -> Graph:
         """Lay the weights out one after the other in `weights_file`, page aligned so that they can be mapped."""
         initializers = list(self._constants.values())
+        offsets = []
         offset = 0
         for weight in self._weights.values():
             initializers.append(_external(weight, weights_file, offset))
+            offsets.append(offset)
             offset = -(-(offset + weight.nbytes) // 4096) * 4096
         graph = helper.make_graph(self._nodes, self.name, self._inputs, self._outputs, initializers)
         proto = helper.make_model(
@@ -104,7 +112,7 @@ class GraphBuilder:
             opset_imports=[helper.make_opsetid("", OPSET)],
             ir_version=IR_VERSION,
         )
-        return Graph(proto, tuple(self._weights.values()), weights_file)
+        return Graph(proto, tuple(self._weights.values()), tuple(offsets), weights_file)
 
 
 def _external(weight: Weight, location: str, offset: int) -> onnx.TensorProto:

@@ -1,0 +1,237 @@
+"""Writes a bundle: graphs, weights, tokenizer and manifest, in a folder that appears only when it is whole."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import importlib.metadata
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import onnx
+
+from hexgraft.export.weights import write_weights
+from hexgraft.host.manifest import (
+    FORMAT,
+    KV_LAYOUT,
+    MANIFEST,
+    FileEntry,
+    GraphEntry,
+    Manifest,
+    ModelEntry,
+    Provenance,
+    RopeEntry,
+    TokenizerEntry,
+)
+from hexgraft.models.checkpoint import Checkpoint
+from hexgraft.models.config import ModelConfig
+from hexgraft.models.decoder import build_decoder
+from hexgraft.models.errors import ExportError
+from hexgraft.models.graph import Graph
+from hexgraft.models.tokenizer import first_difference, vocab_hash
+
+DEFAULT_WIDTHS = (1, 8, 16, 32, 128)
+DEFAULT_CONTEXT = 2048
+MASK_VALUE = -30000.0
+"""Hides a column in float graphs: far below any score, finite even in fp16, and never added twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportOptions:
+    """What the bundle declares: `widths` T for static graphs, `context` C in cache slots."""
+
+    widths: tuple[int, ...] = DEFAULT_WIDTHS
+    context: int = DEFAULT_CONTEXT
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Progress of an export: what is being done, and how many of how many bytes."""
+
+    what: str
+    done: int
+    total: int
+
+
+Report = Callable[[Step], None]
+
+
+def export_bundle(
+    target: Checkpoint, path: Path, *, draft: Checkpoint | None = None, options: ExportOptions, report: Report
+) -> None:
+    """Write a bundle of `target` (and `draft`) at `path`, which must not exist.
+
+    Raises ExportError when the draft does not fit the target, or the disk the bundle.
+    """
+    _check(target, draft, options)
+    with _whole_folder(path) as folder:
+        models = {"target": target} | ({"draft": draft} if draft else {})
+        entries = {
+            role: _write_model(role, checkpoint, folder, options, report)
+            for role, checkpoint in models.items()
+        }
+        tokenizer = _write_tokenizer(target, folder)
+        manifest = Manifest(
+            format=FORMAT,
+            hexgraft=importlib.metadata.version("hexgraft"),
+            target=entries["target"],
+            draft=entries.get("draft"),
+            tokenizer=tokenizer,
+            provenance={
+                role: Provenance(checkpoint.path.name, checkpoint.source_format, checkpoint.license)
+                for role, checkpoint in models.items()
+            },
+            parity={},
+            files=_hash_files(folder, report),
+        )
+        raw = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+        (folder / MANIFEST).write_bytes(raw + b"\n")
+
+
+def _check(target: Checkpoint, draft: Checkpoint | None, options: ExportOptions) -> None:
+    if options.context > target.config.context:
+        raise ExportError(
+            f"--context {options.context} is more than the {target.config.context} positions "
+            f"{target.name} was trained for",
+            f"use --context {target.config.context} or less",
+        )
+    if draft is None:
+        return
+    difference = first_difference(target.tokenizer.tokenizer_json, draft.tokenizer.tokenizer_json)
+    if difference is not None:
+        token, ours, theirs = difference
+        raise ExportError(
+            f"the draft has another vocabulary: token {token} is {ours!r} in the target and {theirs!r} in the draft",
+            "take a draft of the same model family and tokenizer",
+        )
+    if draft.config.vocab != target.config.vocab:
+        raise ExportError(
+            f"the draft's vocabulary has {draft.config.vocab} rows, the target's {target.config.vocab}",
+            "take a draft of the same model family and tokenizer",
+        )
+
+
+def _write_model(
+    role: str, checkpoint: Checkpoint, folder: Path, options: ExportOptions, report: Report
+) -> ModelEntry:
+    (folder / role).mkdir()
+    graph = build_decoder(checkpoint.config, "model.weights", name=role)
+    total, done = sum(weight.nbytes for weight in graph.weights), 0
+
+    def progress(count: int) -> None:
+        nonlocal done
+        done += count
+        report(Step(f"{role} weights", done, total))
+
+    write_weights(graph, checkpoint, folder / role, progress)
+    onnx.save(graph.proto, folder / role / "model.onnx")
+    return _model_entry(role, checkpoint.config, checkpoint.name, graph, options)
+
+
+def _model_entry(
+    role: str, config: ModelConfig, name: str, graph: Graph, options: ExportOptions
+) -> ModelEntry:
+    return ModelEntry(
+        name=name,
+        architecture=config.family,
+        layers=config.layers,
+        hidden=config.hidden,
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        vocab=config.vocab,
+        rope=RopeEntry(config.rope.dim, config.rope.theta),
+        context=min(options.context, config.context),
+        widths=list(options.widths),
+        kv_dtype="float32",
+        kv_layout=KV_LAYOUT,
+        mask_value=MASK_VALUE,
+        outputs_hidden=False,
+        graphs=[GraphEntry(f"{role}/model.onnx", "cpu", "fp32")],
+        parameters=sum(weight.nbytes for weight in graph.weights) // 4,
+    )
+
+
+def _write_tokenizer(checkpoint: Checkpoint, folder: Path) -> TokenizerEntry:
+    tokenizer = checkpoint.tokenizer
+    (folder / "tokenizer.json").write_text(tokenizer.tokenizer_json, encoding="utf-8")
+    template = None
+    if tokenizer.chat_template is not None:
+        template = "chat_template.jinja"
+        (folder / template).write_text(tokenizer.chat_template, encoding="utf-8")
+    return TokenizerEntry(
+        file="tokenizer.json",
+        chat_template=template,
+        stop_tokens=list(tokenizer.stop_tokens),
+        bos=tokenizer.bos,
+        special=dict(tokenizer.special),
+        vocab_hash=vocab_hash(tokenizer.tokenizer_json),
+    )
+
+
+def _hash_files(folder: Path, report: Report) -> dict[str, FileEntry]:
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    total, done = sum(file.stat().st_size for file in files), 0
+    entries = {}
+    for file in files:
+        digest = hashlib.sha256()
+        with file.open("rb") as stream:
+            while block := stream.read(8 << 20):
+                digest.update(block)
+                done += len(block)
+                report(Step("checksums", done, total))
+        entries[file.relative_to(folder).as_posix()] = FileEntry(file.stat().st_size, digest.hexdigest())
+    return entries
+
+
+@contextmanager
+def _whole_folder(path: Path) -> Iterator[Path]:
+    """A folder to write into, renamed to `path` when the block ends well and removed when it does not."""
+    if path.exists() or path.is_symlink():
+        raise ExportError(f"{path} exists already", f"choose another name, or remove it: rm -r {path}")
+    parent = path.resolve().parent
+    if not parent.is_dir():
+        raise ExportError(f"the folder {parent} does not exist", f"mkdir -p {parent}")
+    _sweep(parent, path.name)
+    partial = parent / f".{path.name}.partial-{os.getpid()}"
+    try:
+        partial.mkdir()
+        yield partial
+        for file in partial.rglob("*"):
+            if file.is_file():
+                _sync(file)
+        partial.rename(parent / path.name)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise ExportError(
+                f"no space left for the bundle in {parent}", "free some space, or export to another disk"
+            ) from error
+        raise ExportError(f"cannot write the bundle in {parent}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _sweep(parent: Path, name: str) -> None:
+    """Remove what exports to this name left behind when they were killed."""
+    for leftover in parent.glob(f".{name}.partial-*"):
+        pid = leftover.name.rpartition("-")[2]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _sync(file: Path) -> None:
+    with file.open("rb") as stream:
+        os.fsync(stream.fileno())
+
+
+def parse_widths(values: Sequence[int]) -> tuple[int, ...]:
+    """Ascending, distinct, positive widths; raises ExportError otherwise."""
+    widths = tuple(sorted(set(values)))
+    if not widths or widths[0] < 1 or widths[-1] > 1024:
+        raise ExportError(f"widths must be between 1 and 1024, got {', '.join(map(str, values))}")
+    return widths

@@ -1,0 +1,72 @@
+"""The K/V cache in the graph's own layout: slots are written, moved and grown here, and nowhere else."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hexgraft.host.manifest import ModelEntry
+from hexgraft.host.session import CacheRows, Floats
+from hexgraft.models.errors import DecodeError
+
+STEP = 256
+"""Slots a growing cache adds at a time: short chats do not pay for long attention."""
+
+
+class Cache:
+    """keys [layers, kv_heads, head_dim, C] and values [layers, kv_heads, C, head_dim], float32, zero at first.
+
+    Unwritten slots must hold finite numbers: a masked column still takes part in a product with probability 0.
+    """
+
+    def __init__(self, model: ModelEntry, capacity: int) -> None:
+        self._model = model
+        self.capacity = capacity
+        self.keys, self.values = self._allocate(capacity)
+
+    def _allocate(self, capacity: int) -> tuple[Floats, Floats]:
+        m = self._model
+        keys = np.zeros((m.layers, m.kv_heads, m.head_dim, capacity), np.float32)
+        values = np.zeros((m.layers, m.kv_heads, capacity, m.head_dim), np.float32)
+        return keys, values
+
+    def grow(self, slots: int) -> bool:
+        """Make room for `slots` slots in whole steps, up to the model's context. True if the buffers moved."""
+        if slots > self._model.context:
+            raise DecodeError(f"slot {slots - 1} is beyond the context of {self._model.context} slots")
+        if slots <= self.capacity:
+            return False
+        capacity = min(self._model.context, -(-slots // STEP) * STEP)
+        keys, values = self._allocate(capacity)
+        keys[..., : self.capacity] = self.keys
+        values[..., : self.capacity, :] = self.values
+        self.capacity, self.keys, self.values = capacity, keys, values
+        return True
+
+    def store(self, keys: Floats, values: Floats, rows: NDArray[np.intp], slots: NDArray[np.intp]) -> None:
+        """Copy staged rows (keys [layers, kv_heads, head_dim, T], values [layers, kv_heads, T, head_dim])."""
+        self.keys[..., slots] = keys[..., rows]
+        self.values[..., slots, :] = values[..., rows, :]
+
+    def move(self, source: NDArray[np.intp], target: NDArray[np.intp]) -> None:
+        """Copy slots onto slots; the right-hand side is gathered first, so overlaps are safe."""
+        self.keys[..., target] = self.keys[..., source]
+        self.values[..., target, :] = self.values[..., source, :]
+
+    def clear(self) -> None:
+        self.keys.fill(0)
+        self.values.fill(0)
+
+    def save(self, count: int) -> CacheRows:
+        return CacheRows(self.keys[..., :count].copy(), self.values[..., :count, :].copy())
+
+    def restore(self, rows: CacheRows) -> None:
+        expected = (self._model.layers, self._model.kv_heads, self._model.head_dim)
+        if (
+            rows.keys.shape[:3] != expected
+            or not np.isfinite(rows.keys).all()
+            or not np.isfinite(rows.values).all()
+        ):
+            raise DecodeError("the saved cache does not belong to this model or is damaged")
+        self.keys[..., : rows.count] = rows.keys
+        self.values[..., : rows.count, :] = rows.values

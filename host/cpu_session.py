@@ -1,0 +1,225 @@
+"""The session that runs a bundle's symbolic graph on ONNX Runtime's CPU provider, in process.
+
+One runtime session serves every width, so the weights are in memory once. Cache and staging buffers are bound by
+address: a pass copies no cache and allocates nothing of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from hexgraft.host.bundle import Bundle
+from hexgraft.host.cache import STEP, Cache
+from hexgraft.host.logits import topk
+from hexgraft.host.session import CacheRows, Floats, SessionSpec, TopK, Visibility
+from hexgraft.host.staging import Stage, Staging
+from hexgraft.models.config import Rope
+from hexgraft.models.errors import BundleError, DecodeError
+from hexgraft.models.rope import RopeTable
+
+
+class CpuSession:
+    """Runs "target" or "draft" of a bundle.
+
+    `widths` None runs every width as it comes, over a cache that grows in steps. A sequence restricts the session
+    to these static widths, padding up to the narrowest that fits, over the whole capacity at once: exactly the
+    arithmetic of a device that has only those graphs.
+    """
+
+    def __init__(
+        self, bundle: Bundle, role: str = "target", *, widths: Sequence[int] | None = None, threads: int = 0
+    ) -> None:
+        self.model = model = bundle.model(role)
+        self._widths = tuple(sorted(set(widths))) if widths else None
+        max_width = self._widths[-1] if self._widths else max(model.widths)
+        self.spec = SessionSpec(
+            role=role,
+            vocab=model.vocab,
+            layers=model.layers,
+            kv_heads=model.kv_heads,
+            head_dim=model.head_dim,
+            hidden=model.hidden,
+            capacity=model.context,
+            widths=self._widths,
+            max_width=max_width,
+            provider="cpu",
+            has_hidden=model.outputs_hidden,
+        )
+        self._runtime = _load(bundle, role, threads)
+        self._rope = RopeTable(Rope(model.rope.dim, model.rope.theta), model.context + 1)
+        self._cache = Cache(model, model.context if self._widths else min(STEP, model.context))
+        self._staging = Staging(model)
+        self._bindings: dict[int, ort.IOBinding] = {}
+        self._pass = 0
+        self._staged = 0
+
+    def forward(self, tokens: Sequence[int], positions: Sequence[int], visible: Visibility) -> CpuRows:
+        count = len(tokens)
+        width = self._pad(count)
+        self._check(tokens, positions, visible)
+        if self._cache.grow(max(visible.prefix, int(visible.slots.max(initial=-1)) + 1)):
+            self._bindings.clear()
+        binding = self._bind(width)
+        self._fill(width, tokens, positions, visible)
+        start = time.perf_counter()
+        self._runtime.run_with_iobinding(binding)
+        seconds = time.perf_counter() - start
+        self._pass += 1
+        self._staged = count
+        return CpuRows(self, self._pass, count, width, seconds)
+
+    def store(self, rows: Sequence[int], slots: Sequence[int]) -> None:
+        source, target = np.asarray(rows, np.intp), np.asarray(slots, np.intp)
+        if source.shape != target.shape:
+            raise DecodeError(f"store of {source.size} rows into {target.size} slots")
+        if not source.size:
+            return
+        if source.min() < 0 or source.max() >= self._staged:
+            raise DecodeError(f"store of row {source.max()}, the last pass had {self._staged} rows")
+        if target.min() < 0:
+            raise DecodeError("store into a negative slot")
+        if self._cache.grow(int(target.max()) + 1):
+            self._bindings.clear()
+        staging = self._staging.at(self._pad(self._staged))
+        self._cache.store(staging.keys, staging.values, source, target)
+
+    def move(self, source: Sequence[int], target: Sequence[int]) -> None:
+        src, dst = np.asarray(source, np.intp), np.asarray(target, np.intp)
+        if src.shape != dst.shape:
+            raise DecodeError(f"move of {src.size} slots onto {dst.size} slots")
+        if not src.size:
+            return
+        if (np.diff(src) <= 0).any() or (np.diff(dst) <= 0).any() or (dst > src).any() or dst[0] < 0:
+            raise DecodeError("move wants ascending slots, every target at or below its source")
+        if src[-1] >= self._cache.capacity:
+            raise DecodeError(f"move of slot {src[-1]}, the cache has {self._cache.capacity}")
+        self._cache.move(src, dst)
+
+    def reset(self) -> None:
+        self._cache.clear()
+        self._staged = 0
+
+    def save(self, count: int) -> CacheRows:
+        if not 0 <= count <= self._cache.capacity:
+            raise DecodeError(f"save of {count} slots, the cache has {self._cache.capacity}")
+        return self._cache.save(count)
+
+    def restore(self, rows: CacheRows) -> None:
+        if self._cache.grow(rows.count):
+            self._bindings.clear()
+        self._cache.restore(rows)
+
+    def close(self) -> None:
+        self._bindings.clear()
+
+    def _pad(self, count: int) -> int:
+        if count < 1 or count > self.spec.max_width:
+            raise DecodeError(f"a pass of {count} rows, this session runs 1 to {self.spec.max_width}")
+        if self._widths is None:
+            return count
+        return next(width for width in self._widths if width >= count)
+
+    def _check(self, tokens: Sequence[int], positions: Sequence[int], visible: Visibility) -> None:
+        if len(positions) != len(tokens) or visible.count != len(tokens):
+            raise DecodeError(
+                f"{len(tokens)} tokens, {len(positions)} positions, {visible.count} visibility rows"
+            )
+        if min(tokens) < 0 or max(tokens) >= self.spec.vocab:
+            raise DecodeError(f"token {max(tokens)} is outside the vocabulary of {self.spec.vocab}")
+        if min(positions) < 0 or max(positions) >= self.spec.capacity:
+            raise DecodeError(f"position {max(positions)} is beyond the context of {self.spec.capacity}")
+
+    def _fill(self, width: int, tokens: Sequence[int], positions: Sequence[int], visible: Visibility) -> None:
+        """Write the inputs of a pass. Pad rows hold token 0 at the first row's position and see only themselves."""
+        count, capacity, stage = len(tokens), self._cache.capacity, self._staging.at(width)
+        stage.ids[0, :count] = tokens
+        stage.ids[0, count:] = 0
+        places = np.full(width, positions[0], np.intp)
+        places[:count] = positions
+        stage.cos[0, 0] = self._rope.cos[places]
+        stage.sin[0, 0] = self._rope.sin[places]
+        mask = self._staging.mask(width, capacity)[0, 0]
+        hide = self.model.mask_value
+        mask.fill(hide)
+        mask[:count, : visible.prefix] = 0
+        if visible.slots.size:
+            mask[:count, visible.slots] = np.where(visible.seen, np.float32(0), np.float32(hide))
+        rows = mask[:, capacity:]
+        np.fill_diagonal(rows, 0)
+        rows[:count, :count][visible.rows] = 0
+
+    def _bind(self, width: int) -> ort.IOBinding:
+        """The runtime's binding for one width, made once per width and cache size."""
+        if self._staging.grow(width):
+            self._bindings.clear()
+        binding = self._bindings.get(width)
+        if binding is not None:
+            return binding
+        binding = self._runtime.io_binding()
+        stage, cache = self._staging.at(width), self._cache
+        inputs: dict[str, NDArray[np.float32] | NDArray[np.int32]] = {
+            "input_ids": stage.ids,
+            "attention_mask": self._staging.mask(width, cache.capacity),
+            "position_ids_cos": stage.cos,
+            "position_ids_sin": stage.sin,
+        }
+        outputs: dict[str, Floats] = {"logits": stage.logits}
+        for i in range(self.model.layers):
+            inputs[f"past_key_{i}_in"] = cache.keys[i][:, None]
+            inputs[f"past_value_{i}_in"] = cache.values[i][:, None]
+            outputs[f"past_key_{i}_out"] = stage.keys[i][:, None]
+            outputs[f"past_value_{i}_out"] = stage.values[i][:, None]
+        if stage.hidden is not None:
+            outputs["hidden"] = stage.hidden
+        for name, array in inputs.items():
+            binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        for name, array in outputs.items():
+            binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        self._bindings[width] = binding
+        return binding
+
+
+class CpuRows:
+    """The rows of one pass, read straight from the session's staging buffers."""
+
+    def __init__(self, session: CpuSession, number: int, count: int, width: int, seconds: float) -> None:
+        self._session = session
+        self._number = number
+        self.count = count
+        self.width = width
+        self.seconds = seconds
+
+    def topk(self, k: int, rows: Sequence[int] | None = None, *, log_sum: bool = True) -> TopK:
+        chosen = self._stage().logits[0, : self.count]
+        return topk(chosen if rows is None else chosen[list(rows)], k, log_sum=log_sum)
+
+    def logits(self, row: int) -> Floats:
+        return self._stage().logits[0, row].copy()
+
+    def hidden(self, row: int) -> Floats:
+        stage = self._stage()
+        if stage.hidden is None:
+            raise DecodeError("this bundle's graph has no hidden output", "export it with a draft head")
+        return stage.hidden[0, row].copy()
+
+    def _stage(self) -> Stage:
+        if self._session._pass != self._number:
+            raise DecodeError("these rows are gone: the session has run another pass since")
+        return self._session._staging.at(self.width)
+
+
+def _load(bundle: Bundle, role: str, threads: int) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    file = bundle.file(bundle.graph(role, "cpu").file)
+    try:
+        return ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime raises types of its own that share no base class but this one
+        reason = str(error).strip().splitlines()[0]
+        raise BundleError(f"ONNX Runtime {ort.__version__} cannot load {file}: {reason}") from error

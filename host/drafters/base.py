@@ -1,0 +1,57 @@
+"""The interface every drafter has: begin a text, draft a tree, follow what was accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from hexgraft.host.tree import TokenTree, single
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a tree may not exceed: `nodes` with the root, `depth` below it; `stops` are never expanded."""
+
+    nodes: int
+    depth: int
+    stops: frozenset[int]
+
+
+class Drafter(Protocol):
+    """Proposes token trees. `passes` and `rows` count draft model passes and the rows in them."""
+
+    name: str
+    passes: int
+    rows: int
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Start on a text; its last token is the first root."""
+        ...
+
+    def draft(self, tokens: Sequence[int], limits: Limits) -> TokenTree:
+        """A tree rooted at the last of `tokens`, the text so far."""
+        ...
+
+    def accept(self, tree: TokenTree, path: Sequence[int]) -> None:
+        """The nodes of `tree` the target accepted, from the root on; called after every `draft`."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class NoDraft:
+    """Plain decoding: a tree of one node."""
+
+    name = "none"
+    passes = 0
+    rows = 0
+
+    def begin(self, tokens: Sequence[int]) -> None: ...
+
+    def draft(self, tokens: Sequence[int], limits: Limits) -> TokenTree:
+        return single(tokens[-1])
+
+    def accept(self, tree: TokenTree, path: Sequence[int]) -> None: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,118 @@
+"""PowerServe's drafter: one draft pass at a time, always for the likeliest node not yet in the tree."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hexgraft.host.drafters.base import Limits
+from hexgraft.host.drafters.model import DraftModel
+from hexgraft.host.session import TopK
+from hexgraft.host.tree import ROOT, TokenTree, TreeBuilder
+
+
+@dataclass(frozen=True, slots=True)
+class BestFirstKnobs:
+    """PowerServe's parameters with its defaults, so that its trees can be reproduced.
+
+    `top_k` children are considered after softmax of logits / `temperature` over them alone; those from rank
+    `max_fan_out` on, or below `p_base` times the best, may join the tree but are never expanded, nor is a node of
+    cumulative probability below `min_prob`. `early_stop` ends expansion once the nodes in the tree and half of
+    the expandable ones waiting fill it.
+    """
+
+    top_k: int = 15
+    temperature: float = 1.5
+    p_base: float = 0.9
+    max_fan_out: int = 3
+    min_prob: float = 0.2
+    early_stop: bool = True
+
+
+@dataclass(order=True, slots=True)
+class _Waiting:
+    """A node that may join: likeliest first, then in the order it was found."""
+
+    key: float
+    order: int
+    parent: int
+    token: int
+    probability: float
+
+
+class BestFirst:
+    """Two heaps: `main` holds nodes that may be expanded, `leaf` those that may only be added."""
+
+    name = "best-first"
+
+    def __init__(self, model: DraftModel, knobs: BestFirstKnobs | None = None) -> None:
+        self._model = model
+        self._knobs = knobs or BestFirstKnobs()
+
+    @property
+    def passes(self) -> int:
+        return self._model.passes
+
+    @property
+    def rows(self) -> int:
+        return self._model.rows
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        self._model.begin(tokens)
+
+    def draft(self, tokens: Sequence[int], limits: Limits) -> TokenTree:
+        builder = TreeBuilder(tokens[-1])
+        depth = self._model.room(tokens, limits.depth)
+        if depth < 1 or limits.nodes < 2:
+            return builder.build()
+        cumulative = [1.0]
+        main: list[_Waiting] = []
+        leaf: list[_Waiting] = []
+        self._push(ROOT, self._model.start(tokens, self._knobs.top_k), cumulative[ROOT], main, leaf)
+        while len(builder) < limits.nodes and (main or leaf):
+            expandable = bool(main)
+            best = heapq.heappop(main if expandable else leaf)
+            node = builder.add(best.parent, best.token, best.probability, self.name)
+            cumulative.append(-best.key)
+            if expandable and self._may_expand(builder, node, cumulative[node], len(main), depth, limits):
+                found = self._model.expand(builder, [node], self._knobs.top_k)
+                self._push(node, found, cumulative[node], main, leaf)
+        return builder.build()
+
+    def _may_expand(
+        self, tree: TreeBuilder, node: int, cumulative: float, waiting: int, depth: int, limits: Limits
+    ) -> bool:
+        knobs = self._knobs
+        full = knobs.early_stop and len(tree) + waiting // 2 >= limits.nodes
+        return not (
+            full
+            or cumulative < knobs.min_prob
+            or tree.tokens[node] in limits.stops
+            or tree.depths[node] >= depth
+            or self._model.free() < 1
+        )
+
+    def _push(
+        self, parent: int, found: TopK, cumulative: float, main: list[_Waiting], leaf: list[_Waiting]
+    ) -> None:
+        knobs = self._knobs
+        probabilities = _softmax(found.logits[0] / knobs.temperature)
+        for rank, (token, p) in enumerate(zip(found.ids[0], probabilities, strict=True)):
+            side = rank >= knobs.max_fan_out or p < knobs.p_base * probabilities[0]
+            item = _Waiting(-cumulative * float(p), len(main) + len(leaf), parent, int(token), float(p))
+            heapq.heappush(leaf if side else main, item)
+
+    def accept(self, tree: TokenTree, path: Sequence[int]) -> None:
+        self._model.accept(path)
+
+    def close(self) -> None:
+        self._model.close()
+
+
+def _softmax(logits: NDArray[np.floating]) -> NDArray[np.float64]:
+    weights = np.exp(logits.astype(np.float64) - logits.max())
+    return weights / weights.sum()

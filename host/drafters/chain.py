@@ -1,0 +1,47 @@
+"""The top-1 chain: what vLLM and llama.cpp draft. The yardstick every tree has to beat at equal size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hexgraft.host.drafters.base import Limits
+from hexgraft.host.drafters.model import DraftModel
+from hexgraft.host.tree import ROOT, TokenTree, TreeBuilder
+
+
+class Chain:
+    """One draft pass a node, always the draft's best token."""
+
+    name = "chain"
+
+    def __init__(self, model: DraftModel) -> None:
+        self._model = model
+
+    @property
+    def passes(self) -> int:
+        return self._model.passes
+
+    @property
+    def rows(self) -> int:
+        return self._model.rows
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        self._model.begin(tokens)
+
+    def draft(self, tokens: Sequence[int], limits: Limits) -> TokenTree:
+        builder = TreeBuilder(tokens[-1])
+        depth = min(self._model.room(tokens, limits.depth), limits.nodes - 1)
+        node = ROOT
+        while len(builder) <= depth and (node == ROOT or builder.tokens[node] not in limits.stops):
+            best = self._model.start(tokens, 1) if node == ROOT else self._model.expand(builder, [node], 1)
+            probability = float(np.exp(best.logits[0, 0] - best.log_sum[0]))
+            node = builder.add(node, int(best.ids[0, 0]), probability, self.name)
+        return builder.build()
+
+    def accept(self, tree: TokenTree, path: Sequence[int]) -> None:
+        self._model.accept(path)
+
+    def close(self) -> None:
+        self._model.close()

@@ -1,0 +1,97 @@
+"""EAGLE-2's dynamic tree: one batched draft pass a level, then a rerank of every candidate seen."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+import numpy as np
+
+from hexgraft.host.drafters.base import Limits
+from hexgraft.host.drafters.model import DraftModel
+from hexgraft.host.session import TopK
+from hexgraft.host.tree import ROOT, TokenTree, TreeBuilder
+
+
+class Levels:
+    """Per depth, the `top_k` frontier nodes of highest cumulative probability are expanded in one pass.
+
+    All candidates are kept and the best N-1 form the tree: cumulative probability never grows along a path and ties
+    go to the earlier candidate, so the choice is closed under ancestors.
+    Source: Li et al., "EAGLE-2", arXiv 2406.16858.
+    """
+
+    name = "levels"
+
+    def __init__(self, model: DraftModel, *, top_k: int = 4, depth: int = 6) -> None:
+        self._model = model
+        self._top_k = top_k
+        self._depth = depth
+        self._candidate: list[int] = [ROOT]
+
+    @property
+    def passes(self) -> int:
+        return self._model.passes
+
+    @property
+    def rows(self) -> int:
+        return self._model.rows
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        self._model.begin(tokens)
+
+    def draft(self, tokens: Sequence[int], limits: Limits) -> TokenTree:
+        self._candidate = [ROOT]
+        candidates = TreeBuilder(tokens[-1])
+        scores = [0.0]
+        depth = min(self._depth, self._model.room(tokens, limits.depth))
+        if depth < 1 or limits.nodes < 2:
+            return candidates.build()
+        frontier = [ROOT]
+        found = self._model.start(tokens, self._top_k)
+        for level in range(1, depth + 1):
+            first = len(candidates)
+            self._collect(candidates, scores, frontier, found)
+            if level == depth:
+                break
+            frontier = self._frontier(candidates, scores, first, limits)
+            if not frontier:
+                break
+            found = self._model.expand(candidates, frontier, self._top_k)
+        return self._rerank(candidates, scores, limits.nodes)
+
+    def _collect(self, tree: TreeBuilder, scores: list[float], frontier: list[int], found: TopK) -> None:
+        logs = found.logits - found.log_sum[:, None]
+        for parent, ids, log in zip(frontier, found.ids, logs, strict=True):
+            for token, value in zip(ids, log, strict=True):
+                tree.add(parent, int(token), float(np.exp(value)), self.name)
+                scores.append(scores[parent] + min(0.0, float(value)))
+
+    def _frontier(self, tree: TreeBuilder, scores: list[float], first: int, limits: Limits) -> list[int]:
+        """The best nodes of the newest level that can still bring something into the tree.
+
+        A child never scores above its parent, so a node at or below the worst of the N-1 best candidates is done.
+        """
+        size = min(self._top_k, self._model.session.spec.max_width, self._model.free())
+        kept = heapq.nlargest(limits.nodes - 1, scores[1:])
+        bound = kept[-1] if len(kept) == limits.nodes - 1 else -np.inf
+        nodes = [
+            n for n in range(first, len(tree)) if tree.tokens[n] not in limits.stops and scores[n] > bound
+        ]
+        return sorted(heapq.nsmallest(size, nodes, key=lambda n: (-scores[n], n)))
+
+    def _rerank(self, candidates: TreeBuilder, scores: list[float], nodes: int) -> TokenTree:
+        best = sorted(heapq.nsmallest(nodes - 1, range(1, len(candidates)), key=lambda n: (-scores[n], n)))
+        tree = TreeBuilder(candidates.tokens[ROOT])
+        place = {ROOT: ROOT}
+        for node in best:
+            parent = place[candidates.parents[node]]
+            place[node] = tree.add(parent, candidates.tokens[node], candidates.probabilities[node], self.name)
+            self._candidate.append(node)
+        return tree.build()
+
+    def accept(self, tree: TokenTree, path: Sequence[int]) -> None:
+        self._model.accept([self._candidate[node] for node in path])
+
+    def close(self) -> None:
+        self._model.close()

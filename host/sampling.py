@@ -1,0 +1,138 @@
+"""From a row of logits to the distribution a token is drawn from, identically in plain and in tree decoding."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hexgraft.host.logits import NotFinite, top_tokens
+from hexgraft.host.randomness import gumbels
+from hexgraft.host.session import Floats, Rows
+from hexgraft.models.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn. Temperature 0 takes the best token; `top_k` 0, `top_p` 1 and `min_p` 0 filter nothing.
+
+    `repetition` divides positive and multiplies negative logits of every token seen so far, prompt included
+    (CTRL, arXiv 1909.05858); `presence` and `frequency` subtract from the logits of generated tokens, once and per
+    occurrence. Order: penalties, temperature, top-k, top-p, min-p.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition: float = 1.0
+    presence: float = 0.0
+    frequency: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        finite = (self.temperature, self.top_p, self.min_p, self.repetition, self.presence, self.frequency)
+        if not all(np.isfinite(finite)):
+            raise UsageError("sampling options must be finite numbers")
+        for ok, what in (
+            (self.temperature >= 0, f"--temperature {self.temperature} is negative"),
+            (self.top_k >= 0, f"--top-k {self.top_k} is negative"),
+            (0 < self.top_p <= 1, f"--top-p {self.top_p} is not in (0, 1]"),
+            (0 <= self.min_p <= 1, f"--min-p {self.min_p} is not in [0, 1]"),
+            (self.repetition > 0, f"--repetition-penalty {self.repetition} is not positive"),
+        ):
+            if not ok:
+                raise UsageError(what)
+
+    @property
+    def penalised(self) -> bool:
+        return self.repetition != 1.0 or self.presence != 0.0 or self.frequency != 0.0
+
+
+class History:
+    """The tokens penalties look at: the prompt, what was generated, and the accepted part of the current path."""
+
+    def __init__(self, prompt: Iterable[int] = ()) -> None:
+        self._all = Counter(prompt)
+        self._generated: Counter[int] = Counter()
+
+    def append(self, token: int) -> None:
+        self._all[token] += 1
+        self._generated[token] += 1
+
+    def copy(self) -> History:
+        other = History()
+        other._all, other._generated = self._all.copy(), self._generated.copy()
+        return other
+
+    def penalise(self, logits: NDArray[np.float64], sampling: Sampling) -> None:
+        """Apply the penalties of `sampling` to one row, in place."""
+        if sampling.repetition != 1.0 and self._all:
+            ids = np.fromiter(self._all, np.intp)
+            chosen = logits[ids]
+            logits[ids] = np.where(chosen > 0, chosen / sampling.repetition, chosen * sampling.repetition)
+        if (sampling.presence or sampling.frequency) and self._generated:
+            ids = np.fromiter(self._generated, np.intp)
+            counts = np.fromiter(self._generated.values(), np.float64)
+            logits[ids] -= sampling.presence + sampling.frequency * counts
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Tokens that can be drawn: `ids` ascending, `log_weights` up to a common constant, both [n]."""
+
+    ids: NDArray[np.int64]
+    log_weights: NDArray[np.float64]
+
+    def probabilities(self) -> NDArray[np.float64]:
+        weights = np.exp(self.log_weights - self.log_weights.max())
+        return weights / weights.sum()
+
+    def draw(self, seed: int, position: int) -> int:
+        """The token with the largest Gumbel-perturbed weight, the lowest id among equals."""
+        if len(self.ids) == 1:
+            return int(self.ids[0])
+        return int(self.ids[np.argmax(self.log_weights + gumbels(seed, position, self.ids))])
+
+
+def distribution(logits: Floats, sampling: Sampling, history: History) -> Distribution:
+    """The distribution after penalties, temperature and filters. Raises NotFinite for NaN or all-infinite rows."""
+    row = logits.astype(np.float64)
+    if sampling.penalised:
+        history.penalise(row, sampling)
+    if sampling.temperature == 0:
+        best = int(row.argmax())
+        if not np.isfinite(row[best]):
+            raise NotFinite
+        return Distribution(np.array([best]), np.zeros(1))
+    if np.isnan(row).any() or not np.isfinite(row.max()):
+        raise NotFinite
+    row /= sampling.temperature
+    ids = np.flatnonzero(row > -np.inf)
+    if 0 < sampling.top_k < len(ids):
+        ids = np.sort(top_tokens(row, sampling.top_k).astype(np.int64))
+    if sampling.top_p < 1 or sampling.min_p > 0:
+        ids = _nucleus(row, ids, sampling)
+    return Distribution(ids, row[ids])
+
+
+def _nucleus(row: NDArray[np.float64], ids: NDArray[np.int64], sampling: Sampling) -> NDArray[np.int64]:
+    """Keep the smallest set of best tokens whose mass reaches top_p, then those of at least min_p of the best."""
+    order = ids[np.argsort(-row[ids], kind="stable")]
+    weights = np.exp(row[order] - row[order[0]])
+    before = np.cumsum(weights) - weights
+    keep = before < sampling.top_p * weights.sum()
+    keep &= weights >= sampling.min_p
+    keep[0] = True
+    return np.sort(order[keep])
+
+
+def row_distribution(rows: Rows, row: int, sampling: Sampling, history: History) -> Distribution:
+    """`distribution` of one row of a pass, fetching no more of it than the options need."""
+    if sampling.temperature == 0 and not sampling.penalised:
+        best = rows.topk(1, [row], log_sum=False)
+        return Distribution(best.ids[0].astype(np.int64), np.zeros(1))
+    return distribution(rows.logits(row), sampling, history)

@@ -1,0 +1,64 @@
+"""The buffers a pass reads and writes, allocated once and shared by every width."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hexgraft.host.manifest import ModelEntry
+from hexgraft.host.session import Floats
+
+
+class Stage:
+    """Inputs and outputs of a pass at one width: views of `Staging`, never copies."""
+
+    __slots__ = ("cos", "hidden", "ids", "keys", "logits", "sin", "values")
+
+    def __init__(self, staging: Staging, width: int) -> None:
+        m = staging.model
+        half = m.head_dim // 2
+        self.ids = staging.ids[:width].reshape(1, width)
+        self.cos = staging.cos[: width * half].reshape(1, 1, width, half)
+        self.sin = staging.sin[: width * half].reshape(1, 1, width, half)
+        self.logits = staging.logits[: width * m.vocab].reshape(1, width, m.vocab)
+        size = m.layers * m.kv_heads * m.head_dim * width
+        self.keys = staging.keys[:size].reshape(m.layers, m.kv_heads, m.head_dim, width)
+        self.values = staging.values[:size].reshape(m.layers, m.kv_heads, width, m.head_dim)
+        self.hidden = None
+        if staging.hidden is not None:
+            self.hidden = staging.hidden[: width * m.hidden].reshape(1, width, m.hidden)
+
+
+class Staging:
+    """One set of flat buffers, as large as the widest pass so far; every width is a view of them."""
+
+    def __init__(self, model: ModelEntry) -> None:
+        self.model = model
+        self._width = 0
+        self._views: dict[int, Stage] = {}
+        self._mask = np.empty(0, np.float32)
+
+    def grow(self, width: int) -> bool:
+        """Make room for `width` rows. True if the buffers moved."""
+        if width <= self._width:
+            return False
+        m = self.model
+        self._width = width
+        self._views.clear()
+        self.ids = np.zeros(width, np.int32)
+        self.cos = np.empty(width * m.head_dim // 2, np.float32)
+        self.sin = np.empty_like(self.cos)
+        self.logits = np.empty(width * m.vocab, np.float32)
+        self.keys = np.empty(m.layers * m.kv_heads * m.head_dim * width, np.float32)
+        self.values = np.empty_like(self.keys)
+        self.hidden = np.empty(width * m.hidden, np.float32) if m.outputs_hidden else None
+        self._mask = np.empty(width * (m.context + width), np.float32)
+        return True
+
+    def at(self, width: int) -> Stage:
+        view = self._views.get(width)
+        if view is None:
+            view = self._views[width] = Stage(self, width)
+        return view
+
+    def mask(self, width: int, capacity: int) -> Floats:
+        return self._mask[: width * (capacity + width)].reshape(1, 1, width, capacity + width)
