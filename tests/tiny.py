@@ -61,7 +61,7 @@ def write_tiny_hf(
 
     `family` is "llama", "qwen2" (with q, k and v biases) or "mistral"; `dtype` float32, float16 or bfloat16.
     `vocab` is at least 259. With `noise_of`, config, tokenizer and weights are those of that folder,
-    each tensor plus gaussian noise of `noise` times its standard deviation (from `seed`); sizes given are ignored.
+    each tensor plus gaussian noise of `noise` times its standard deviation (by `seed`); sizes are ignored.
     `attention_bias=True` with llama writes the unsupported q, k, v and o biases into the config.
     """
     path = Path(path)

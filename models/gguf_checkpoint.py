@@ -1,0 +1,138 @@
+"""A GGUF file of the Llama or Qwen2 architecture, dequantised in row blocks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+from numpy.typing import NDArray
+
+from hexgraft.models.blocks import require_finite, row_ranges
+from hexgraft.models.checkpoint import TokenizerFiles
+from hexgraft.models.config import ModelConfig, tensor_shapes
+from hexgraft.models.errors import CheckpointError
+from hexgraft.models.gguf_config import config_from_gguf
+from hexgraft.models.gguf_file import GgufFile, GgufTensor
+from hexgraft.models.gguf_tokenizer import tokenizer_from_gguf
+
+_PARTS = {
+    "attn_norm": "attn_norm.weight",
+    "q": "attn_q.weight",
+    "k": "attn_k.weight",
+    "v": "attn_v.weight",
+    "q_bias": "attn_q.bias",
+    "k_bias": "attn_k.bias",
+    "v_bias": "attn_v.bias",
+    "o": "attn_output.weight",
+    "ffn_norm": "ffn_norm.weight",
+    "gate": "ffn_gate.weight",
+    "up": "ffn_up.weight",
+    "down": "ffn_down.weight",
+}
+_WHOLE = {"embed": "token_embd.weight", "norm": "output_norm.weight", "head": "output.weight"}
+
+
+class GgufCheckpoint:
+    """A GGUF file, checked at opening from its header alone: every tensor's presence, shape, type and place.
+
+    Implements `Checkpoint`. llama.cpp's converter interleaves the rotated halves of q and k for llama
+    (not for qwen2); `blocks` gives them back as rotate-half rows. Raises CheckpointError.
+    """
+
+    path: Path
+    config: ModelConfig
+    tokenizer: TokenizerFiles
+    name: str
+    license: str | None
+    source_format: str
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = GgufFile(path)
+        self.config = config_from_gguf(self._file)
+        self._shapes = tensor_shapes(self.config)
+        self._check_tensors()
+        self.tokenizer = tokenizer_from_gguf(self._file, self.config.vocab)
+        name, license_ = (self._file.fields.get(f"general.{key}") for key in ("name", "license"))
+        self.name = name if isinstance(name, str) and name else path.stem
+        self.license = license_ if isinstance(license_, str) else None
+
+    def blocks(self, name: str) -> Iterator[NDArray[np.float32]]:
+        """Row blocks of the tensor with the canonical name `name`, float32, of about BLOCK_BYTES each."""
+        tensor = self._file.tensors[gguf_name(name)]
+        part = name.rpartition(".")[2]
+        permuted = self.config.family == "llama" and part in ("q", "k", "q_bias", "k_bias")
+        if len(tensor.shape) == 1:
+            block = self._dequantized(tensor, 0, 1)[0]
+            yield _rotate_half(block[:, None], self.config.head_dim)[:, 0] if permuted else block
+            return
+        for start, stop in row_ranges(tensor.shape, self.config.head_dim if permuted else 1):
+            block = self._dequantized(tensor, start, stop)
+            yield _rotate_half(block, self.config.head_dim) if permuted else block
+
+    def _dequantized(self, tensor: GgufTensor, start: int, stop: int) -> NDArray[np.float32]:
+        raw = self._file.rows(tensor, start, stop)
+        with np.errstate(all="ignore"):  # damaged scales overflow; require_finite names the tensor
+            block = np.asarray(dequantize(raw, tensor.kind), dtype=np.float32)
+        return require_finite(block, tensor.name, self.path)
+
+    def _check_tensors(self) -> None:
+        wanted = {gguf_name(name): shape for name, shape in self._shapes.items()}
+        tensors = self._file.tensors
+        for name in tensors:
+            if name not in wanted:
+                raise CheckpointError(
+                    f"{self.path} has a tensor {name[:80]} that a {self.config.family} model lacks",
+                    "the model is of another architecture than its metadata says, or of another size",
+                )
+        kinds: Counter[str] = Counter()
+        for name, shape in wanted.items():
+            if name not in tensors:
+                raise CheckpointError(f"tensor {name} is missing from {self.path}", "download it again")
+            tensor = tensors[name]
+            if tensor.shape != shape:
+                raise CheckpointError(
+                    f"tensor {name} of {self.path} has shape {list(tensor.shape)}, "
+                    f"the metadata asks for {list(shape)}"
+                )
+            if tensor.kind not in supported_kinds():
+                raise CheckpointError(
+                    f"tensor {name} of {self.path} has type {tensor.kind.name}, which is not supported",
+                    f"supported: {', '.join(sorted(kind.name for kind in supported_kinds()))}",
+                )
+            if name.startswith("blk."):
+                kinds[tensor.kind.name] += int(np.prod(shape))
+        self.source_format = f"GGUF {kinds.most_common(1)[0][0]}"
+
+
+def gguf_name(name: str) -> str:
+    """The GGUF name of a canonical tensor name."""
+    if name in _WHOLE:
+        return _WHOLE[name]
+    _, layer, part = name.split(".")
+    return f"blk.{layer}.{_PARTS[part]}"
+
+
+@cache
+def supported_kinds() -> frozenset[GGMLQuantizationType]:
+    """The storage types the installed gguf package dequantises, found by trying one block of each."""
+    kinds = set()
+    for kind in GGMLQuantizationType:
+        _, bytes_each = GGML_QUANT_SIZES[kind]
+        try:
+            dequantize(np.zeros((1, bytes_each), np.uint8), kind)
+        except NotImplementedError:
+            continue
+        kinds.add(kind)
+    return frozenset(kinds)
+
+
+def _rotate_half(rows: NDArray[np.float32], head_dim: int) -> NDArray[np.float32]:
+    """Rows of whole heads from interleaved pairs (2i, 2i + 1) to halves (i, i + head_dim/2)."""
+    heads = rows.reshape(-1, head_dim // 2, 2, rows.shape[-1])
+    return np.ascontiguousarray(heads.swapaxes(1, 2)).reshape(rows.shape)

@@ -1,0 +1,159 @@
+"""A byte-level BPE tokenizer rebuilt from GGUF metadata as the tokenizers library's own JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hexgraft.models.checkpoint import TokenizerFiles
+from hexgraft.models.errors import CheckpointError
+from hexgraft.models.gguf_file import GgufFile
+from hexgraft.models.tokenizer import load_tokenizer, require_ids, stop_tokens
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_GPT2 = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+_BYTES = _GPT2 | {"use_regex": False}
+
+
+def _split(digits: str) -> list[dict[str, Any]]:
+    pattern = {
+        "type": "Split",
+        "pattern": {"Regex": _WORDS % digits},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    return [pattern, _BYTES]
+
+
+_DIGITS = {"type": "Digits", "individual_digits": True}
+PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
+    "gpt-2": [_GPT2],
+    "smollm": [_DIGITS, _GPT2],
+    "starcoder": [_DIGITS, _GPT2],
+    "qwen2": _split(r"\p{N}"),
+    "llama-bpe": _split(r"\p{N}{1,3}"),
+}
+"""How text is cut before merging, by `tokenizer.ggml.pre`, as the models' own tokenizer.json do it."""
+
+_WHOLE_WORDS = {"llama-bpe"}
+_ADDS_BOS = {"llama-bpe"}
+_NFC = {"qwen2"}
+_SPECIAL_IDS = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+}
+
+
+def tokenizer_from_gguf(file: GgufFile, vocab: int) -> TokenizerFiles:
+    """Rebuild the tokenizer; `vocab` is the rows of the embedding. Raises CheckpointError."""
+    where = str(file.path)
+    tokens, kinds = _tokens(file)
+    require_ids((len(tokens) - 1,), vocab, where)
+    pre = _pre(file)
+    tokenizer_json = _tokenizer_json(tokens, kinds, _merges(file), pre)
+    load_tokenizer(tokenizer_json, where)
+    special = {
+        name: tokens[number] for name, key in _SPECIAL_IDS.items() if (number := _id(file, key, tokens)) >= 0
+    }
+    template = file.fields.get("tokenizer.chat_template")
+    if template is not None and not isinstance(template, str):
+        raise CheckpointError(f"{where}: tokenizer.chat_template is not a string")
+    control = {token: number for number, token in enumerate(tokens) if kinds[number] == _CONTROL}
+    named = [number for key in ("eos_token_id", "eot_token_id") if (number := _id(file, key, tokens)) >= 0]
+    bos = _id(file, "bos_token_id", tokens)
+    adds_bos = file.fields.get("tokenizer.ggml.add_bos_token", pre in _ADDS_BOS)
+    return TokenizerFiles(
+        tokenizer_json=tokenizer_json,
+        chat_template=template,
+        stop_tokens=stop_tokens(named, control, template),
+        bos=bos if adds_bos and bos >= 0 else None,
+        special=special,
+    )
+
+
+def _pre(file: GgufFile) -> str:
+    model, pre = (file.fields.get(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
+    if model != "gpt2":
+        raise CheckpointError(
+            f"{file.path}: tokenizer model {model} is not supported", "supported: gpt2 (byte-level BPE)"
+        )
+    if pre not in PRE_TOKENIZERS:
+        raise CheckpointError(
+            f"{file.path}: pre-tokenizer {pre} is not supported",
+            f"supported: {', '.join(sorted(PRE_TOKENIZERS))}",
+        )
+    return str(pre)
+
+
+def _tokens(file: GgufFile) -> tuple[list[str], list[int]]:
+    tokens = file.fields.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list) or not tokens or not all(isinstance(token, str) for token in tokens):
+        raise CheckpointError(f"{file.path} has no tokens (tokenizer.ggml.tokens)")
+    if len(set(tokens)) != len(tokens):
+        raise CheckpointError(f"{file.path}: tokenizer.ggml.tokens has a token twice")
+    kinds = file.fields.get("tokenizer.ggml.token_type", [_NORMAL] * len(tokens))
+    if not isinstance(kinds, list) or len(kinds) != len(tokens):
+        raise CheckpointError(f"{file.path}: tokenizer.ggml.token_type does not have one entry a token")
+    return tokens, kinds
+
+
+def _merges(file: GgufFile) -> list[list[str]]:
+    merges = file.fields.get("tokenizer.ggml.merges")
+    if not isinstance(merges, list):
+        raise CheckpointError(f"{file.path} has no merges (tokenizer.ggml.merges)")
+    pairs = [str(merge).split(" ") for merge in merges]
+    for pair in pairs:
+        if len(pair) != 2:
+            raise CheckpointError(
+                f"{file.path}: {' '.join(pair)[:80]!r} in tokenizer.ggml.merges is not a pair"
+            )
+    return pairs
+
+
+def _id(file: GgufFile, key: str, tokens: list[str]) -> int:
+    """A token id of the metadata, -1 if it is not there."""
+    number = file.fields.get(f"tokenizer.ggml.{key}", -1)
+    if not isinstance(number, int):
+        raise CheckpointError(f"{file.path}: tokenizer.ggml.{key} is not a token id")
+    if number != -1:
+        require_ids((number,), len(tokens), f"{file.path}: tokenizer.ggml.{key}")
+    return number
+
+
+def _tokenizer_json(tokens: list[str], kinds: list[int], merges: list[list[str]], pre: str) -> str:
+    """Unused tokens (rows that only pad the embedding) stay out, as in the models' own tokenizer.json."""
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    added = [
+        {"id": number, "content": token, **flags, "special": kinds[number] == _CONTROL}
+        for number, token in enumerate(tokens)
+        if kinds[number] in (_CONTROL, _USER_DEFINED)
+    ]
+    value = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": {"type": "NFC"} if pre in _NFC else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": PRE_TOKENIZERS[pre]},
+        "post_processor": None,
+        "decoder": _GPT2,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": pre in _WHOLE_WORDS,
+            "vocab": {token: number for number, token in enumerate(tokens) if kinds[number] != _UNUSED},
+            "merges": merges,
+        },
+    }
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,130 @@
+"""TokenizerFiles out of a Hugging Face folder: tokenizer.json and the settings around it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from hexgraft.models.checkpoint import TokenizerFiles
+from hexgraft.models.errors import CheckpointError
+from hexgraft.models.json_file import read_json, read_text
+from hexgraft.models.tokenizer import load_tokenizer, require_ids, stop_tokens
+
+_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
+
+
+def tokenizer_from_hf(folder: Path, config: dict[str, Any], vocab: int) -> TokenizerFiles:
+    """Read the tokenizer of a model folder.
+
+    `config` is the folder's config.json, `vocab` the rows of the embedding. Stop tokens are those of
+    generation_config.json, or else of config.json, and what `stop_tokens` adds. Raises CheckpointError.
+    """
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        raise CheckpointError(
+            f"{folder} has no tokenizer.json",
+            "write one with transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)",
+        )
+    tokenizer_json = _unpadded(path)
+    tokenizer = load_tokenizer(tokenizer_json, str(path))
+    require_ids(tokenizer.get_vocab(with_added_tokens=True).values(), vocab, str(path))
+    settings = _optional(folder / "tokenizer_config.json")
+    special = _special(settings)
+    template = _chat_template(folder, settings)
+    stops = _named_stops(folder, config)
+    if not stops and "eos_token" in special:
+        stops = [_id(tokenizer, special["eos_token"], folder)]
+    require_ids(stops, vocab, str(folder))
+    added = {
+        token.content: number
+        for number, token in tokenizer.get_added_tokens_decoder().items()
+        if token.special
+    }
+    return TokenizerFiles(
+        tokenizer_json=tokenizer_json,
+        chat_template=template,
+        stop_tokens=stop_tokens(stops, added, template),
+        bos=_bos(tokenizer, settings, special, folder),
+        special=special,
+    )
+
+
+def _unpadded(path: Path) -> str:
+    """tokenizer.json without the truncation and padding of its training, which would cut prompts."""
+    text = read_text(path)
+    try:
+        value = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not valid JSON: {error}", "download it again") from error
+    if not isinstance(value, dict) or not (value.get("truncation") or value.get("padding")):
+        return text
+    return json.dumps(value | {"truncation": None, "padding": None}, ensure_ascii=False)
+
+
+def _optional(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.exists() else {}
+
+
+def _special(settings: dict[str, Any]) -> dict[str, str]:
+    special: dict[str, str] = {}
+    for name in _NAMES:
+        value = settings.get(name)
+        if isinstance(value, dict):
+            value = value.get("content")
+        if isinstance(value, str):
+            special[name] = value
+    return special
+
+
+def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
+    """chat_template.jinja goes before tokenizer_config.json; of several templates the default counts."""
+    path = folder / "chat_template.jinja"
+    if path.exists():
+        return read_text(path)
+    value = settings.get("chat_template")
+    if isinstance(value, list):
+        named = {item.get("name"): item.get("template") for item in value if isinstance(item, dict)}
+        value = named.get("default")
+    if value is not None and not isinstance(value, str):
+        raise CheckpointError(f"{folder / 'tokenizer_config.json'}: chat_template is not a string")
+    return value
+
+
+def _named_stops(folder: Path, config: dict[str, Any]) -> list[int]:
+    generation = folder / "generation_config.json"
+    for path, values in ((generation, _optional(generation)), (folder / "config.json", config)):
+        value = values.get("eos_token_id")
+        if value is None:
+            continue
+        stops = value if isinstance(value, list) else [value]
+        if not all(isinstance(stop, int) and not isinstance(stop, bool) for stop in stops):
+            raise CheckpointError(f"{path}: eos_token_id is neither a token id nor a list of them")
+        return list(stops)
+    return []
+
+
+def _bos(tokenizer: Tokenizer, settings: dict[str, Any], special: dict[str, str], folder: Path) -> int | None:
+    """The token put first: add_bos_token decides where it is given, else the post-processor."""
+    wanted = settings.get("add_bos_token")
+    if wanted is False or (wanted is True and "bos_token" in special):
+        return _id(tokenizer, special["bos_token"], folder) if wanted else None
+    plain = tokenizer.encode("a", add_special_tokens=False).ids
+    full = tokenizer.encode("a", add_special_tokens=True).ids
+    leading = full[: next((i for i in range(len(full)) if full[i : i + len(plain)] == plain), 0)]
+    if len(leading) > 1:
+        raise CheckpointError(
+            f"{folder / 'tokenizer.json'} puts {len(leading)} tokens before a text, not one"
+        )
+    return leading[0] if leading else None
+
+
+def _id(tokenizer: Tokenizer, token: str, folder: Path) -> int:
+    number = tokenizer.token_to_id(token)
+    if number is None:
+        raise CheckpointError(
+            f"{folder / 'tokenizer_config.json'} names {token!r}, which tokenizer.json lacks"
+        )
+    return int(number)
