@@ -1,0 +1,83 @@
+# Everything a developer types. `make` alone lists the targets.
+#
+#   PYTHON=python3.12     the Python to build the environment with (3.11 or newer)
+#   VENV=.venv            where the environment goes
+#   EXTRAS=dev,htp        what `make test` and `make lint` install; htp adds the Hexagon emulator (x86-64 Linux)
+#   TORCH=torch==2.13.0   the torch of the tests; the package itself needs none
+#   TORCH_INDEX=URL       take torch from another index: on Linux, plain pip fetches a CUDA build of several
+#                         gigabytes, and PyTorch's install page names an index with small CPU builds
+#   PYTEST="-k tree"      further arguments for pytest
+
+PYTHON ?= python3
+VENV ?= .venv
+EXTRAS ?= dev
+TORCH ?= torch==2.13.0
+TORCH_INDEX ?=
+PYTEST ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+MADE := $(VENV)/.made
+RUN := $(VENV)/.installed
+DEV := $(VENV)/.installed-$(EXTRAS)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow lint format docs bench clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo        fetch a small model, export it, decode it plainly and with token trees, compare"
+	@echo "make test        the tests, minutes"
+	@echo "make test-slow   the tests that need longer, or a downloaded model"
+	@echo "make lint        style, formatting and types"
+	@echo "make format      apply the style"
+	@echo "make docs        write docs/help.md anew from the commands"
+	@echo "make bench       print every measured figure"
+	@echo "make clean       remove what make made"
+
+demo: $(RUN)
+	$(BIN)/hexgraft demo
+
+test: $(DEV)
+	$(BIN)/python -m pytest -m "not slow" $(PYTEST)
+
+test-slow: $(DEV)
+	$(BIN)/python -m pytest -m slow $(PYTEST)
+
+lint: $(DEV)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python scripts/typecheck.py
+
+format: $(DEV)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(DEV)
+	$(BIN)/python scripts/help.py
+
+bench: $(RUN)
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) build dist hexgraft.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# A venv that was interrupted half-way has no stamp, and is made anew.
+$(MADE):
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "error: $(PYTHON) is not installed" >&2; \
+	  echo "hint: install Python 3.11 or newer (Debian: apt-get install python3-venv), or name one: make PYTHON=..." >&2; \
+	  exit 1; }
+	@$(PYTHON) scripts/python.py
+	$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+$(RUN): $(MADE) pyproject.toml
+	$(PIP) install --quiet -e .
+	@touch $@
+
+# torch goes first and pinned, so that resolving the extras never picks another build of it.
+$(DEV): $(MADE) pyproject.toml
+	$(PIP) install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
+	$(PIP) install --quiet -e ".[$(EXTRAS)]"
+	@touch $@ $(RUN)
