@@ -1,0 +1,143 @@
+"""Drafts without a model: what followed the last times this text or a corpus read as its end does now."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hexgraft.host.drafters.base import Limits
+from hexgraft.host.drafters.suffix_index import SuffixIndex
+from hexgraft.host.tree import ROOT, TokenTree, TreeBuilder
+from hexgraft.models.errors import UsageError
+
+_RECENCY = 0.95
+_STRONGEST = 16
+
+
+@dataclass(frozen=True, slots=True)
+class LookupKnobs:
+    """`min_match` tokens at the end of the text must recur before anything is drafted.
+
+    Matches count up to `max_match` tokens. `occurrences` is how many earlier places are weighed. A node below
+    `min_prob` cumulative probability is left out.
+    """
+
+    min_match: int = 2
+    max_match: int = 64
+    occurrences: int = 32
+    min_prob: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_match <= self.max_match:
+            raise UsageError(f"lookup: min_match {self.min_match} is not in 1..max_match {self.max_match}")
+        if self.occurrences < 1:
+            raise UsageError(f"lookup: occurrences {self.occurrences} is not positive")
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads on from an earlier place. Past the text's end it repeats, like an LZ77 copy; a corpus ends."""
+
+    index: SuffixIndex
+    start: int
+    period: int
+    length: int
+    weight: float
+
+    def at(self, depth: int) -> int | None:
+        """The token after `depth` drafted ones."""
+        return self.index.at(self.start + (depth % self.period if self.period else depth))
+
+
+class Lookup:
+    """Continuations of the longest matching suffixes form a tree, filled best first.
+
+    A place that shares one token more weighs four times as much; newer places weigh more than older ones. A
+    node's probability is its share of the weight at its parent, times e / (e + 1), where e counts the tokens
+    matched and the places that agree. These are estimates, as no model is asked. Sources of the idea: Saxena,
+    "Prompt lookup decoding" (2023), and Oliaro et al., "SuffixDecoding", arXiv 2411.04975.
+    """
+
+    name = "lookup"
+    passes = 0
+    rows = 0
+
+    def __init__(self, corpus: Sequence[Sequence[int]] = (), knobs: LookupKnobs | None = None) -> None:
+        self._knobs = knobs or LookupKnobs()
+        self._corpus = SuffixIndex(sum(map(len, corpus)))
+        for sequence in corpus:
+            self._corpus.extend(sequence)
+            self._corpus.end_sequence()
+        self._text = SuffixIndex(0)
+        self.matched = 0
+        """Tokens at the end of the text that recurred when the last tree was drafted, 0 for none."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of both indexes."""
+        return self._corpus.nbytes + self._text.nbytes
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        self._text = SuffixIndex(max(1 << 14, 2 * len(tokens)))
+        self._text.extend(tokens)
+
+    def draft(self, tokens: Sequence[int], limits: Limits) -> TokenTree:
+        self._text.extend(tokens[len(self._text) :])
+        builder = TreeBuilder(tokens[-1])
+        readers = self._find(tokens) if limits.nodes > 1 and limits.depth > 0 else []
+        self.matched = max((reader.length for reader in readers), default=0)
+        if readers:
+            self._fill(builder, readers, limits)
+        return builder.build()
+
+    def accept(self, tree: TokenTree, path: Sequence[int]) -> None:
+        """Nothing to follow: the next `draft` reads the new tokens."""
+
+    def close(self) -> None: ...
+
+    def _find(self, tokens: Sequence[int]) -> list[_Reader]:
+        knobs = self._knobs
+        end = tokens[-knobs.max_match :]
+        readers: list[_Reader] = []
+        for index, repeats in ((self._text, True), (self._corpus, False)):
+            for place in index.find(end, knobs.min_match, knobs.occurrences, knobs.max_match):
+                period = len(index) - place.following if repeats else 0
+                weight = 4.0 ** min(place.length, _STRONGEST) * _RECENCY ** len(readers)
+                readers.append(_Reader(index, place.following, period, place.length, weight))
+        return readers
+
+    def _fill(self, builder: TreeBuilder, readers: list[_Reader], limits: Limits) -> None:
+        order = 0
+        heap: list[tuple[float, int, int, int, float, list[_Reader]]] = []
+
+        def push(parent: int, cumulative: float, group: list[_Reader]) -> None:
+            nonlocal order
+            for token, share, part in _children(group, builder.depths[parent]):
+                order += 1
+                heapq.heappush(heap, (-cumulative * share, order, parent, token, share, part))
+
+        push(ROOT, 1.0, readers)
+        while heap and len(builder) < limits.nodes:
+            key, _, parent, token, share, group = heapq.heappop(heap)
+            if -key < self._knobs.min_prob:
+                break
+            node = builder.add(parent, token, share, self.name)
+            if builder.depths[node] < limits.depth and token not in limits.stops:
+                push(node, -key, group)
+
+
+def _children(group: list[_Reader], depth: int) -> list[tuple[int, float, list[_Reader]]]:
+    """What follows after `depth` drafted tokens, the likeliest first: token, probability, its readers."""
+    parts: dict[int, list[_Reader]] = {}
+    for reader in group:
+        token = reader.at(depth)
+        if token is not None:
+            parts.setdefault(token, []).append(reader)
+    if not parts:
+        return []
+    evidence = max(reader.length for reader in group) + depth + len(group) - 1
+    total = sum(reader.weight for reader in group)
+    trust = evidence / (evidence + 1) / total
+    shares = [(token, trust * sum(r.weight for r in part), part) for token, part in parts.items()]
+    return sorted(shares, key=lambda child: (-child[1], child[0]))
