@@ -77,12 +77,13 @@ def _refuse_unsupported(file: GgufFile, fields: Fields, family: str) -> None:
         )
     window = values.get(f"{family}.attention.sliding_window")
     context = fields.integer(f"{family}.context_length")
-    if window and window < context:
+    if window and not (isinstance(window, int) and window >= context):
         raise CheckpointError(
             f"{path}: sliding-window attention ({window} of {context} positions) is not supported"
         )
     value_length, key_length = (values.get(f"{family}.attention.{part}_length") for part in ("value", "key"))
     if value_length != key_length:
         raise CheckpointError(
-            f"{path}: heads of {key_length} for keys and {value_length} for values are not supported"
+            f"{path}: key heads of {key_length or 'default'} and value heads of {value_length or 'default'} "
+            f"dimensions are not supported together"
         )

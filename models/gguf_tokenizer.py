@@ -83,12 +83,12 @@ def _pre(file: GgufFile) -> str:
         raise CheckpointError(
             f"{file.path}: tokenizer model {model} is not supported", "supported: gpt2 (byte-level BPE)"
         )
-    if pre not in PRE_TOKENIZERS:
+    if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
         raise CheckpointError(
             f"{file.path}: pre-tokenizer {pre} is not supported",
             f"supported: {', '.join(sorted(PRE_TOKENIZERS))}",
         )
-    return str(pre)
+    return pre
 
 
 def _tokens(file: GgufFile) -> tuple[list[str], list[int]]:

@@ -86,8 +86,8 @@ def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
         return read_text(path)
     value = settings.get("chat_template")
     if isinstance(value, list):
-        named = {item.get("name"): item.get("template") for item in value if isinstance(item, dict)}
-        value = named.get("default")
+        named = [item for item in value if isinstance(item, dict) and item.get("name") == "default"]
+        value = named[0].get("template") if named else None
     if value is not None and not isinstance(value, str):
         raise CheckpointError(f"{folder / 'tokenizer_config.json'}: chat_template is not a string")
     return value

@@ -34,6 +34,8 @@ class Sizes:
     context: int = 512
     theta: float = 10000.0
     eps: float = 1e-5
+    bias: bool = False
+    """q, k and v biases in a family other than qwen2, which always has them."""
 
 
 def write_tiny_hf(
@@ -98,7 +100,7 @@ def write_tiny_gguf(
     path.parent.mkdir(parents=True, exist_ok=True)
     size = Sizes(**sizes)
     writer = gguf.GGUFWriter(path, size.family)
-    _add_gguf_fields(writer, size, pre)
+    add_gguf_fields(writer, size, pre)
     kind = gguf.GGMLQuantizationType[quant]
     for name, array in tiny_weights(size, seed).items():
         if size.family == "llama" and (".q_proj." in name or ".k_proj." in name):
@@ -140,7 +142,7 @@ def tiny_weights(size: Sizes, seed: int) -> dict[str, NDArray[np.float32]]:
         vector(layer + "input_layernorm.weight", d, 1.0, 0.1)
         for name, rows, gain in (("q", q, 1.0), ("k", kv, 1.0), ("v", kv, 1.0)):
             matrix(f"{layer}self_attn.{name}_proj.weight", rows, d, gain)
-            if size.family == "qwen2":
+            if size.family == "qwen2" or size.bias:
                 vector(f"{layer}self_attn.{name}_proj.bias", rows, 0.0, 0.3)
         matrix(layer + "self_attn.o_proj.weight", d, q, 1.0)
         vector(layer + "post_attention_layernorm.weight", d, 1.0, 0.1)
@@ -247,7 +249,8 @@ def _noisy(
     return out
 
 
-def _add_gguf_fields(writer: Any, size: Sizes, pre: str) -> None:
+def add_gguf_fields(writer: Any, size: Sizes, pre: str) -> None:
+    """Put the metadata of a tiny model into a gguf.GGUFWriter."""
     tokens, merges = tiny_vocab(size.vocab)
     writer.add_name("tiny")
     writer.add_license("apache-2.0")

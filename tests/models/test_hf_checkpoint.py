@@ -1,0 +1,308 @@
+"""Hugging Face folders: what is read, and that damage and foreign architectures are named."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import read_tiny_weights, save_weights, write_tiny_hf
+
+from hexgraft.models.checkpoint import open_checkpoint
+from hexgraft.models.config import tensor_shapes
+from hexgraft.models.errors import CheckpointError
+from hexgraft.models.hf_checkpoint import HfCheckpoint
+
+LAYER_1 = {
+    "attn_norm": "input_layernorm.weight",
+    "q": "self_attn.q_proj.weight",
+    "k": "self_attn.k_proj.weight",
+    "v": "self_attn.v_proj.weight",
+    "o": "self_attn.o_proj.weight",
+    "ffn_norm": "post_attention_layernorm.weight",
+    "gate": "mlp.gate_proj.weight",
+    "up": "mlp.up_proj.weight",
+    "down": "mlp.down_proj.weight",
+}
+WHOLE = {"embed": "model.embed_tokens.weight", "norm": "model.norm.weight"}
+
+
+def whole(checkpoint: HfCheckpoint, name: str) -> np.ndarray:
+    return np.concatenate(list(checkpoint.blocks(name)))
+
+
+def edit(path: Path, **changes: Any) -> None:
+    values = json.loads(path.read_text())
+    values.update(changes)
+    path.write_text(json.dumps({key: value for key, value in values.items() if value != "DROP"}))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_tiny_hf(tmp_path / "model")
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 0.0), ("float16", 1e-3), ("bfloat16", 1e-2)])
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_reads_every_tensor(tmp_path: Path, family: str, dtype: str, tolerance: float) -> None:
+    exact = read_tiny_weights(write_tiny_hf(tmp_path / "exact", family=family, tied=False))
+    checkpoint = HfCheckpoint(write_tiny_hf(tmp_path / "model", family=family, tied=False, dtype=dtype))
+    names = (
+        WHOLE
+        | {"head": "lm_head.weight"}
+        | {f"layers.1.{k}": f"model.layers.1.{v}" for k, v in LAYER_1.items()}
+    )
+    if family == "qwen2":
+        names |= {f"layers.1.{x}_bias": f"model.layers.1.self_attn.{x}_proj.bias" for x in "qkv"}
+    for name, source in names.items():
+        read = whole(checkpoint, name)
+        assert read.dtype == np.float32
+        np.testing.assert_allclose(read, exact[source], rtol=tolerance, atol=tolerance * 1e-3)
+    assert checkpoint.source_format == f"safetensors {dtype}"
+    assert checkpoint.config.qkv_bias == (family == "qwen2")
+    assert not checkpoint.config.tied
+
+
+def test_config_of_the_folder(folder: Path) -> None:
+    (folder / "README.md").write_text("---\ntags: [x]\nlicense: apache-2.0\n---\n# Tiny\n")
+    checkpoint = HfCheckpoint(folder)
+    config = checkpoint.config
+    sizes = (
+        config.layers,
+        config.hidden,
+        config.heads,
+        config.kv_heads,
+        config.head_dim,
+        config.ffn,
+        config.vocab,
+    )
+    assert sizes == (3, 64, 4, 2, 16, 96, 320)
+    assert (config.rope.theta, config.rope.dim, config.rms_eps, config.context) == (10000.0, 16, 1e-5, 512)
+    assert config.tied
+    assert (checkpoint.name, checkpoint.license) == ("model", "apache-2.0")
+
+
+def test_blocks_are_consecutive_rows_of_bounded_size(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = HfCheckpoint(folder)
+    expected = whole(checkpoint, "embed")
+    monkeypatch.setattr("hexgraft.models.blocks.BLOCK_BYTES", 7 * 64 * 4 + 3)
+    blocks = list(checkpoint.blocks("embed"))
+    assert [len(block) for block in blocks] == [7] * 45 + [5]
+    np.testing.assert_array_equal(np.concatenate(blocks), expected)
+
+
+def test_transformers_5_writes_rope_parameters(folder: Path) -> None:
+    parameters = {"rope_type": "default", "rope_theta": 500000.0}
+    edit(folder / "config.json", rope_theta="DROP", head_dim=None, rope_parameters=parameters)
+    config = HfCheckpoint(folder).config
+    assert config.rope.theta == 500000.0
+    assert config.head_dim == 16
+
+
+def test_full_attention_mistral_is_llama(tmp_path: Path) -> None:
+    folder = write_tiny_hf(tmp_path / "m", family="mistral")
+    edit(folder / "config.json", sliding_window=None)
+    assert HfCheckpoint(folder).config.family == "mistral"
+    edit(folder / "config.json", sliding_window=512)
+    HfCheckpoint(folder)
+    for window in (256, "DROP"):
+        edit(folder / "config.json", sliding_window=window, max_position_embeddings=8192)
+        with pytest.raises(CheckpointError, match="sliding-window attention"):
+            HfCheckpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "gemma2"}, "model type gemma2 is not supported"),
+        ({"model_type": "DROP"}, "has no model_type"),
+        ({"attention_bias": True}, "a bias on o is not supported"),
+        ({"mlp_bias": True}, "mlp_bias"),
+        ({"hidden_act": "gelu"}, "activation gelu"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "RoPE scaling of type llama3"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "RoPE scaling of type linear"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "RoPE scaling of type yarn"),
+        ({"partial_rotary_factor": 0.5}, "RoPE over 8 of 16"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantised checkpoint"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layers of type sliding_attention"),
+        ({"num_hidden_layers": 10**9}, "layers are more than"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers is -1"),
+        ({"hidden_size": "64"}, "hidden_size is '64'"),
+        ({"hidden_size": 10**40}, "not a positive whole number"),
+        ({"rms_norm_eps": True}, "rms_norm_eps is True"),
+        ({"num_hidden_layers": 2}, "tensor model.layers.2"),
+        ({"num_hidden_layers": 4}, "tensor model.layers.3.input_layernorm.weight is missing"),
+        ({"tie_word_embeddings": False}, "tensor lm_head.weight is missing"),
+        ({"vocab_size": 321}, r"embed_tokens.weight .* has shape \[320, 64\]"),
+        ({"vocab_size": 1 << 30}, "config.json asks for"),
+        ({"num_key_value_heads": 3}, "cannot be shared"),
+    ],
+)
+def test_refuses_what_it_does_not_know(folder: Path, changes: dict[str, Any], message: str) -> None:
+    edit(folder / "config.json", **changes)
+    with pytest.raises(CheckpointError, match=message):
+        HfCheckpoint(folder)
+
+
+def test_refusal_lists_the_supported_families(folder: Path) -> None:
+    edit(folder / "config.json", model_type="phi3")
+    with pytest.raises(CheckpointError) as caught:
+        HfCheckpoint(folder)
+    assert caught.value.hint == "supported: llama, mistral, qwen2"
+
+
+def shard(folder: Path) -> Path:
+    """Cut the folder's weights into two shards with an index."""
+    weights = read_tiny_weights(folder)
+    names = sorted(weights)
+    parts = {"model-00001-of-00002.safetensors": names[:11], "model-00002-of-00002.safetensors": names[11:]}
+    for file, members in parts.items():
+        save_weights(folder / file, {name: weights[name] for name in members})
+    (folder / "model.safetensors").unlink()
+    weight_map = {name: file for file, members in parts.items() for name in members}
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    return index
+
+
+def test_shards_read_as_one_file(folder: Path) -> None:
+    single = HfCheckpoint(folder)
+    expected = {name: whole(single, name) for name in tensor_shapes(single.config)}
+    shard(folder)
+    sharded = HfCheckpoint(folder)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(whole(sharded, name), array)
+
+
+@pytest.mark.parametrize("target", ["../model.safetensors", "/etc/passwd", "a/b", "..", "", "x\x00y", "a\\b"])
+def test_index_may_not_leave_the_folder(folder: Path, target: str) -> None:
+    index = shard(folder)
+    weights = json.loads(index.read_text())["weight_map"]
+    index.write_text(json.dumps({"weight_map": weights | {"model.norm.weight": target}}))
+    with pytest.raises(CheckpointError, match="not a plain file name"):
+        HfCheckpoint(folder)
+
+
+def test_damaged_shards_are_named(folder: Path) -> None:
+    index = shard(folder)
+    second = folder / "model-00002-of-00002.safetensors"
+    data = second.read_bytes()
+    second.write_bytes(data[:-8])
+    with pytest.raises(CheckpointError, match=r"model-00002-of-00002.safetensors is truncated"):
+        HfCheckpoint(folder)
+    second.unlink()
+    with pytest.raises(CheckpointError, match=r"model-00002-of-00002.safetensors is missing"):
+        HfCheckpoint(folder)
+    second.write_bytes(data)
+    weights = json.loads(index.read_text())["weight_map"]
+    swapped = {"model.norm.weight": "model-00001-of-00002.safetensors"}
+    index.write_text(json.dumps({"weight_map": weights | swapped}))
+    with pytest.raises(CheckpointError, match="where the index puts it"):
+        HfCheckpoint(folder)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.floats(0, 1))
+def test_truncation_anywhere_is_refused(tmp_path_factory: pytest.TempPathFactory, share: float) -> None:
+    folder = write_tiny_hf(tmp_path_factory.mktemp("cut"), layers=1)
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[: int(share * (len(data) - 1))])
+    with pytest.raises(CheckpointError, match="truncated or damaged"):
+        HfCheckpoint(folder)
+
+
+def test_absurd_header_length_is_refused(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes((1 << 60).to_bytes(8, "little") + file.read_bytes()[8:])
+    with pytest.raises(CheckpointError, match="truncated or damaged"):
+        HfCheckpoint(folder)
+
+
+def test_wrong_type_and_foreign_tensors(folder: Path) -> None:
+    weights = read_tiny_weights(folder)
+    save_weights(
+        folder / "model.safetensors", weights | {"model.layers.0.self_attn.q_norm.weight": np.ones(16)}
+    )
+    with pytest.raises(CheckpointError, match=r"q_norm.weight that a llama model lacks"):
+        HfCheckpoint(folder)
+    save_weights(folder / "model.safetensors", weights)
+    raw = (folder / "model.safetensors").read_bytes()
+    # int32 where float32 was: same size, so that only the type is wrong.
+    (folder / "model.safetensors").write_bytes(raw.replace(b'"F32"', b'"I32"', 1))
+    with pytest.raises(CheckpointError, match="of type I32, which is not supported"):
+        HfCheckpoint(folder)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_values_that_are_not_finite(folder: Path, value: float) -> None:
+    weights = read_tiny_weights(folder)
+    weights["model.layers.2.mlp.up_proj.weight"][5, 7] = value
+    save_weights(folder / "model.safetensors", weights)
+    checkpoint = HfCheckpoint(folder)
+    with pytest.raises(CheckpointError, match=r"model.layers.2.mlp.up_proj.weight .* NaN or infinite"):
+        list(checkpoint.blocks("layers.2.up"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{", "not valid JSON"), ("[1]", "list where a JSON object"), ("[" * 200000, "not valid JSON")],
+)
+def test_malformed_config(folder: Path, text: str, message: str) -> None:
+    (folder / "config.json").write_text(text)
+    with pytest.raises(CheckpointError, match=message):
+        HfCheckpoint(folder)
+
+
+def test_missing_files(folder: Path, tmp_path: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"no model.safetensors") as caught:
+        HfCheckpoint(folder)
+    assert caught.value.hint is not None
+    assert "pickles" in caught.value.hint
+    with pytest.raises(CheckpointError, match=r"config.json is missing"):
+        HfCheckpoint(tmp_path)
+    with pytest.raises(CheckpointError, match="no checkpoint at"):
+        open_checkpoint(tmp_path / "nothing")
+
+
+def test_reading_a_big_tensor_takes_the_memory_of_blocks(tmp_path: Path) -> None:
+    folder = write_tiny_hf(tmp_path / "model", layers=1)
+    rows = 2_000_000
+    values = {"model.embed_tokens.weight": np.zeros((1, 64), np.float32), **read_tiny_weights(folder)}
+    values.pop("model.embed_tokens.weight")
+    save_weights(folder / "model.safetensors", values)
+    _append_sparse(folder / "model.safetensors", "model.embed_tokens.weight", (rows, 64))
+    edit(folder / "config.json", vocab_size=rows)
+    code = (
+        "import resource, sys; from pathlib import Path\n"
+        "from hexgraft.models.hf_checkpoint import HfCheckpoint\n"
+        "c = HfCheckpoint(Path(sys.argv[1])); before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "rows = sum(len(b) for b in c.blocks('embed'))\n"
+        "print(rows, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True)
+    read, growth = map(int, done.stdout.split())
+    assert read == rows
+    assert growth < 120  # MB, of a tensor of 488 MB
+
+
+def _append_sparse(path: Path, name: str, shape: tuple[int, int]) -> None:
+    """Add a float32 tensor of zeros to a safetensors file without writing its data."""
+    raw = path.read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    header, data = json.loads(raw[8 : 8 + size]), raw[8 + size :]
+    header[name] = {
+        "dtype": "F32",
+        "shape": shape,
+        "data_offsets": [len(data), len(data) + 4 * shape[0] * shape[1]],
+    }
+    text = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text + data)
+        file.truncate(8 + len(text) + header[name]["data_offsets"][1])
