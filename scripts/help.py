@@ -11,7 +11,7 @@ import click
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "help.md"
 COMMANDS = "hexgraft.host.cli.main:cli"
-WIDTH = 80
+WIDTH = 100
 INTRO = """\
 # Commands
 
@@ -33,9 +33,8 @@ def load(name: str) -> click.Command:
 
 def walk(command: click.Command, name: str, parent: click.Context | None = None) -> Iterator[tuple[str, str]]:
     """(full name, help text) of a command and of every command below it, in alphabetical order."""
-    context = click.Context(
-        command, info_name=name, parent=parent, terminal_width=WIDTH, max_content_width=WIDTH
-    )
+    settings = {**command.context_settings, "terminal_width": WIDTH}
+    context = click.Context(command, parent, name, **settings)
     yield context.command_path, command.get_help(context)
     if isinstance(command, click.Group):
         for child in command.list_commands(context):

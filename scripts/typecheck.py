@@ -1,7 +1,7 @@
 """Runs mypy --strict over the packages under the names they are imported by.
 
-The folders models/, export/ and host/ install as hexgraft.models and so on, which no type checker can see from
-the folders alone; a git-ignored tree of links gives them those names.
+The folders models/, export/ and host/ install as hexgraft.models and so on, which no type checker can see
+from the folders alone; a git-ignored tree of links gives them those names.
 """
 
 from __future__ import annotations
