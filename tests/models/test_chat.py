@@ -32,7 +32,7 @@ def test_chatml() -> None:
 
 def test_blocks_are_trimmed_and_json_is_not_escaped() -> None:
     text = render_chat(LLAMA_STYLE, TALK, {"bos_token": "<s>", "eos_token": "</s>"})
-    assert text == '<s>\n[U] Hi\n[A] "<b>&\'"</s>\n'
+    assert text == '<s>[U] Hi\n[A] "<b>&\'"</s>\n'
 
 
 @pytest.mark.parametrize("template", [CHATML, LLAMA_STYLE])
