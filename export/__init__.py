@@ -1,1 +1,2 @@
-"""How a checkpoint becomes a bundle: graphs, one weights file, tokenizer and a manifest, written whole or not at all."""
+"""How a checkpoint becomes a bundle: graphs, one weights file, tokenizer and a manifest, written whole or
+not at all."""

@@ -1,4 +1,5 @@
-"""Writes a bundle: graphs, weights, tokenizer and manifest, in a folder that appears only when it is whole."""
+"""Writes a bundle: graphs, weights, tokenizer and manifest, in a folder that appears only when it is
+whole."""
 
 from __future__ import annotations
 
@@ -106,7 +107,7 @@ def _check(target: Checkpoint, draft: Checkpoint | None, options: ExportOptions)
     if difference is not None:
         token, ours, theirs = difference
         raise ExportError(
-            f"the draft has another vocabulary: token {token} is {ours!r} in the target and {theirs!r} in the draft",
+            f"the draft has another vocabulary: token {token} is {theirs!r} there and {ours!r} in the target",
             "take a draft of the same model family and tokenizer",
         )
     if draft.config.vocab != target.config.vocab:

@@ -1,1 +1,2 @@
-"""What a laptop runs: bundles, sessions, token trees, drafters, verifiers, the decode loop and the command line."""
+"""What a laptop runs: bundles, sessions, token trees, drafters, verifiers, the decode loop and the command
+line."""

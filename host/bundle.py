@@ -1,4 +1,5 @@
-"""Reads a bundle and refuses one that is altered, incomplete, of another version, or inconsistent in itself."""
+"""Reads a bundle and refuses one that is altered, incomplete, of another version, or inconsistent in
+itself."""
 
 from __future__ import annotations
 
@@ -68,12 +69,13 @@ class Bundle:
                         progress(len(block))
             if digest.hexdigest() != entry.sha256:
                 raise BundleError(
-                    f"{self.file(name)} is not the file that was exported: its sha256 differs", EXPORT_HINT
+                    f"{self.file(name)} is not the file that was exported: sha256 differs", EXPORT_HINT
                 )
 
 
 def open_bundle(path: Path) -> Bundle:
-    """Read and check a bundle's manifest and the presence and size of its files (not their content: `verify`)."""
+    """Read and check a bundle's manifest and the presence and size of its files (not their content:
+    `verify`)."""
     manifest_path = path / MANIFEST
     if not path.is_dir() or not manifest_path.is_file():
         hint = "give the folder that `hexgraft export` wrote"
@@ -99,7 +101,8 @@ def open_bundle(path: Path) -> Bundle:
             _check_model(role, model, manifest, manifest_path)
     if manifest.draft is not None and manifest.draft.vocab != manifest.target.vocab:
         raise BundleError(
-            f"{manifest_path}: the draft has {manifest.draft.vocab} tokens, the target {manifest.target.vocab}",
+            f"{manifest_path}: the draft has {manifest.draft.vocab} tokens, "
+            f"the target {manifest.target.vocab}",
             EXPORT_HINT,
         )
     return Bundle(path, manifest, hashlib.sha256(raw).hexdigest())

@@ -14,9 +14,11 @@ STEP = 256
 
 
 class Cache:
-    """keys [layers, kv_heads, head_dim, C] and values [layers, kv_heads, C, head_dim], float32, zero at first.
+    """keys [layers, kv_heads, head_dim, C] and values [layers, kv_heads, C, head_dim], float32, zero at
+    first.
 
-    Unwritten slots must hold finite numbers: a masked column still takes part in a product with probability 0.
+    Unwritten slots must hold finite numbers: a masked column still takes part in a product with probability
+    0.
     """
 
     def __init__(self, model: ModelEntry, capacity: int) -> None:
@@ -31,7 +33,8 @@ class Cache:
         return keys, values
 
     def grow(self, slots: int) -> bool:
-        """Make room for `slots` slots in whole steps, up to the model's context. True if the buffers moved."""
+        """Make room for `slots` slots in whole steps, up to the model's context. True if the buffers
+        moved."""
         if slots > self._model.context:
             raise DecodeError(f"slot {slots - 1} is beyond the context of {self._model.context} slots")
         if slots <= self.capacity:
@@ -52,10 +55,6 @@ class Cache:
         """Copy slots onto slots; the right-hand side is gathered first, so overlaps are safe."""
         self.keys[..., target] = self.keys[..., source]
         self.values[..., target, :] = self.values[..., source, :]
-
-    def clear(self) -> None:
-        self.keys.fill(0)
-        self.values.fill(0)
 
     def save(self, count: int) -> CacheRows:
         return CacheRows(self.keys[..., :count].copy(), self.values[..., :count, :].copy())

@@ -1,7 +1,7 @@
 """The session that runs a bundle's symbolic graph on ONNX Runtime's CPU provider, in process.
 
-One runtime session serves every width, so the weights are in memory once. Cache and staging buffers are bound by
-address: a pass copies no cache and allocates nothing of its own.
+One runtime session serves every width, so the weights are in memory once. Cache and staging buffers are
+bound by address: a pass copies no cache and allocates nothing of its own.
 """
 
 from __future__ import annotations
@@ -26,13 +26,21 @@ from hexgraft.models.rope import RopeTable
 class CpuSession:
     """Runs "target" or "draft" of a bundle.
 
-    `widths` None runs every width as it comes, over a cache that grows in steps. A sequence restricts the session
-    to these static widths, padding up to the narrowest that fits, over the whole capacity at once: exactly the
-    arithmetic of a device that has only those graphs.
+    `widths` None runs every width as it comes; a sequence restricts passes to these, padded up to the
+    narrowest that fits. `whole` binds the whole context at once instead of growing the cache in steps. Both
+    together are exactly the arithmetic of a device that has only those static graphs. `share` takes the
+    loaded weights of another session of the same bundle and role.
     """
 
     def __init__(
-        self, bundle: Bundle, role: str = "target", *, widths: Sequence[int] | None = None, threads: int = 0
+        self,
+        bundle: Bundle,
+        role: str = "target",
+        *,
+        widths: Sequence[int] | None = None,
+        whole: bool = False,
+        threads: int = 0,
+        share: CpuSession | None = None,
     ) -> None:
         self.model = model = bundle.model(role)
         self._widths = tuple(sorted(set(widths))) if widths else None
@@ -50,9 +58,10 @@ class CpuSession:
             provider="cpu",
             has_hidden=model.outputs_hidden,
         )
-        self._runtime = _load(bundle, role, threads)
+        self._runtime: ort.InferenceSession = share._runtime if share else _load(bundle, role, threads)
         self._rope = RopeTable(Rope(model.rope.dim, model.rope.theta), model.context + 1)
-        self._cache = Cache(model, model.context if self._widths else min(STEP, model.context))
+        self._first = model.context if whole else min(STEP, model.context)
+        self._cache = Cache(model, self._first)
         self._staging = Staging(model)
         self._bindings: dict[int, ort.IOBinding] = {}
         self._pass = 0
@@ -101,7 +110,10 @@ class CpuSession:
         self._cache.move(src, dst)
 
     def reset(self) -> None:
-        self._cache.clear()
+        """Back to the first cache size, so that a second text is computed exactly as the first one was."""
+        if self._cache.capacity != self._first:
+            self._cache = Cache(self.model, self._first)
+            self._bindings.clear()
         self._staged = 0
 
     def save(self, count: int) -> CacheRows:
@@ -135,7 +147,8 @@ class CpuSession:
             raise DecodeError(f"position {max(positions)} is beyond the context of {self.spec.capacity}")
 
     def _fill(self, width: int, tokens: Sequence[int], positions: Sequence[int], visible: Visibility) -> None:
-        """Write the inputs of a pass. Pad rows hold token 0 at the first row's position and see only themselves."""
+        """Write the inputs of a pass. Pad rows hold token 0 at the first row's position and see only
+        themselves."""
         count, capacity, stage = len(tokens), self._cache.capacity, self._staging.at(width)
         stage.ids[0, :count] = tokens
         stage.ids[0, count:] = 0
@@ -199,13 +212,15 @@ class CpuRows:
         return topk(chosen if rows is None else chosen[list(rows)], k, log_sum=log_sum)
 
     def logits(self, row: int) -> Floats:
-        return self._stage().logits[0, row].copy()
+        row_logits: Floats = self._stage().logits[0, row].copy()
+        return row_logits
 
     def hidden(self, row: int) -> Floats:
         stage = self._stage()
         if stage.hidden is None:
             raise DecodeError("this bundle's graph has no hidden output", "export it with a draft head")
-        return stage.hidden[0, row].copy()
+        state: Floats = stage.hidden[0, row].copy()
+        return state
 
     def _stage(self) -> Stage:
         if self._session._pass != self._number:

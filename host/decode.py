@@ -1,4 +1,5 @@
-"""The decode loop: draft a tree, verify it in one target pass, graft the accepted branch, let the draft catch up.
+"""The decode loop: draft a tree, verify it in one target pass, graft the accepted branch, let the draft
+catch up.
 
 It drives any session and any drafter alike; plain decoding is a round whose tree has one node.
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hexgraft.host.drafters.base import Drafter, Limits, NoDraft
 from hexgraft.host.logits import NotFinite
@@ -30,7 +31,7 @@ class DecodeOptions:
     tree_size: int = 16
     tree_depth: int | None = None
     stops: frozenset[int] = frozenset()
-    sampling: Sampling = Sampling()
+    sampling: Sampling = field(default_factory=Sampling)
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -41,7 +42,8 @@ class DecodeOptions:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round: its tree, the accepted nodes from the root on, the emitted tokens, and why the run ended if it did.
+    """One round: its tree, the accepted nodes from the root on, the emitted tokens, and why the run ended
+    if it did.
 
     `context` is the number of committed tokens before the round. `finish` is "stop", "length" (the context is
     full), "max-tokens" or None. `degraded` tells that logits were not finite and the walk ended before them.
@@ -69,10 +71,11 @@ class Decoder:
         self.drafter: Drafter = drafter or NoDraft()
         self.options = options or DecodeOptions()
         self.verifier = verifier or Match(self.options.sampling.seed)
-        if self.options.tree_size > session.spec.max_width:
+        widest = session.spec.max_width
+        if self.options.tree_size > widest:
             raise UsageError(
-                f"--tree-size {self.options.tree_size} is wider than the widest graph, {session.spec.max_width}",
-                f"use --tree-size {session.spec.max_width} or less, or export with a wider --widths",
+                f"--tree-size {self.options.tree_size} is wider than the widest graph, {widest}",
+                f"use --tree-size {widest} or less, or export with a wider --widths",
             )
         self.tokens: list[int] = []
         self.committed = 0
@@ -156,7 +159,8 @@ class Decoder:
             return single(self.tokens[-1]), True
 
     def _verify(self, tree: TokenTree, clock: _Clock) -> _Walk:
-        """One target pass over the tree, then the walk. Positions come from depth, visibility from ancestry."""
+        """One target pass over the tree, then the walk. Positions come from depth, visibility from
+        ancestry."""
         positions = (self.committed + tree.depths).tolist()
         visible = tree_visibility(self.committed, tree.ancestors())
         rows = self.session.forward(tree.tokens.tolist(), positions, visible)
@@ -167,7 +171,8 @@ class Decoder:
         return walk
 
     def _walk(self, tree: TokenTree, rows: Rows) -> _Walk:
-        """From the root along accepted children until the target disagrees, the tree ends, or the text does."""
+        """From the root along accepted children until the target disagrees, the tree ends, or the text
+        does."""
         walk = _Walk([ROOT], [], [])
         node = ROOT
         while True:

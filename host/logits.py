@@ -1,4 +1,5 @@
-"""Orderings of logits that are the same everywhere: a larger logit first, the lower token id first among equals."""
+"""Orderings of logits that are the same everywhere: a larger logit first, the lower token id first among
+equals."""
 
 from __future__ import annotations
 

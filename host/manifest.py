@@ -25,7 +25,8 @@ class RopeEntry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class GraphEntry(msgspec.Struct, forbid_unknown_fields=True):
-    """One graph file. `width` and `capacity` are null while they are symbolic in the file (the CPU's graph)."""
+    """One graph file. `width` and `capacity` are null while they are symbolic in the file (the CPU's
+    graph)."""
 
     file: str
     provider: str
@@ -37,8 +38,8 @@ class GraphEntry(msgspec.Struct, forbid_unknown_fields=True):
 class ModelEntry(msgspec.Struct, forbid_unknown_fields=True):
     """A target or a draft: its sizes, its cache, its graphs.
 
-    `context` is the cache capacity C in slots, at most what the checkpoint was trained for. `widths` are those a
-    device compiles. The mask adds `mask_value` where a column is not visible.
+    `context` is the cache capacity C in slots, at most what the checkpoint was trained for. `widths` are
+    those a device compiles. The mask adds `mask_value` where a column is not visible.
     """
 
     name: str
@@ -72,7 +73,8 @@ class TokenizerEntry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Provenance(msgspec.Struct, forbid_unknown_fields=True):
-    """Where a model came from: the checkpoint's file or folder name, never a path of the exporting machine."""
+    """Where a model came from: the checkpoint's file or folder name, never a path of the exporting
+    machine."""
 
     checkpoint: str
     format: str

@@ -1,7 +1,8 @@
-"""Random numbers that are functions of (seed, absolute position, token), so that a draw does not depend on the tree.
+"""Random numbers that are functions of (seed, absolute position, token), so that a draw does not depend on
+the tree.
 
-Plain decoding and every tree ask for the same number at the same place; so can another language or a phone, since
-the generator is a few 64-bit integer operations.
+Plain decoding and every tree ask for the same number at the same place; so can another language or a phone,
+since the generator is a few 64-bit integer operations.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ _SECOND = np.uint64(0x94D049BB133111EB)
 
 
 def uniforms(seed: int, position: int, stream: NDArray[np.integer]) -> NDArray[np.float64]:
-    """One number in (0, 1) per element of `stream`: SplitMix64's finaliser, keyed in turn by all three arguments.
+    """One number in (0, 1) per element of `stream`: SplitMix64's finaliser, keyed in turn by all three
+    arguments.
 
-    Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014. The open interval
-    has 2^52 values, each half a step away from both ends.
+    Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014. The open
+    interval has 2^52 values, each half a step away from both ends.
     """
     with np.errstate(over="ignore"):
         key = _mix(np.uint64(seed & 0xFFFFFFFFFFFFFFFF) + _GOLDEN)

@@ -1,4 +1,5 @@
-"""From a row of logits to the distribution a token is drawn from, identically in plain and in tree decoding."""
+"""From a row of logits to the distribution a token is drawn from, identically in plain and in tree
+decoding."""
 
 from __future__ import annotations
 
@@ -17,11 +18,12 @@ from hexgraft.models.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn. Temperature 0 takes the best token; `top_k` 0, `top_p` 1 and `min_p` 0 filter nothing.
+    """How tokens are drawn. Temperature 0 takes the best token; `top_k` 0, `top_p` 1 and `min_p` 0 filter
+    nothing.
 
     `repetition` divides positive and multiplies negative logits of every token seen so far, prompt included
-    (CTRL, arXiv 1909.05858); `presence` and `frequency` subtract from the logits of generated tokens, once and per
-    occurrence. Order: penalties, temperature, top-k, top-p, min-p.
+    (CTRL, arXiv 1909.05858); `presence` and `frequency` subtract from the logits of generated tokens, once
+    and per occurrence. Order: penalties, temperature, top-k, top-p, min-p.
     """
 
     temperature: float = 0.0
@@ -53,7 +55,8 @@ class Sampling:
 
 
 class History:
-    """The tokens penalties look at: the prompt, what was generated, and the accepted part of the current path."""
+    """The tokens penalties look at: the prompt, what was generated, and the accepted part of the current
+    path."""
 
     def __init__(self, prompt: Iterable[int] = ()) -> None:
         self._all = Counter(prompt)
@@ -99,7 +102,8 @@ class Distribution:
 
 
 def distribution(logits: Floats, sampling: Sampling, history: History) -> Distribution:
-    """The distribution after penalties, temperature and filters. Raises NotFinite for NaN or all-infinite rows."""
+    """The distribution after penalties, temperature and filters. Raises NotFinite for NaN or all-infinite
+    rows."""
     row = logits.astype(np.float64)
     if sampling.penalised:
         history.penalise(row, sampling)
@@ -120,7 +124,8 @@ def distribution(logits: Floats, sampling: Sampling, history: History) -> Distri
 
 
 def _nucleus(row: NDArray[np.float64], ids: NDArray[np.int64], sampling: Sampling) -> NDArray[np.int64]:
-    """Keep the smallest set of best tokens whose mass reaches top_p, then those of at least min_p of the best."""
+    """Keep the smallest set of best tokens whose mass reaches top_p, then those of at least min_p of the
+    best."""
     order = ids[np.argsort(-row[ids], kind="stable")]
     weights = np.exp(row[order] - row[order[0]])
     before = np.cumsum(weights) - weights

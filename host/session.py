@@ -1,4 +1,5 @@
-"""The session: the whole interface to a place that runs graphs. The decode loop cannot tell one from another."""
+"""The session: the whole interface to a place that runs graphs. The decode loop cannot tell one from
+another."""
 
 from __future__ import annotations
 
@@ -38,8 +39,9 @@ class SessionSpec:
 class Visibility:
     """What each of the T rows of a pass sees, in compact form: never a function of positions or slots.
 
-    Every row sees the cache slots 0..prefix-1. `slots` [S] int32 are further (scratch) slots, `seen` [T, S] tells
-    which row sees which. `rows` [T, T] tells which rows of the same pass a row sees; every row sees itself.
+    Every row sees the cache slots 0..prefix-1. `slots` [S] int32 are further (scratch) slots, `seen` [T, S]
+    tells which row sees which. `rows` [T, T] tells which rows of the same pass a row sees; every row sees
+    itself.
     """
 
     prefix: int
@@ -58,7 +60,8 @@ def causal(prefix: int, count: int) -> Visibility:
 
 
 def tree_visibility(prefix: int, ancestors: Bools) -> Visibility:
-    """Rows of a tree: each sees the prefix, its ancestors and itself (`ancestors` [T, T], itself included)."""
+    """Rows of a tree: each sees the prefix, its ancestors and itself (`ancestors` [T, T], itself
+    included)."""
     return Visibility(
         prefix, ancestors, np.empty(0, np.int32), np.empty((ancestors.shape[0], 0), dtype=np.bool_)
     )
@@ -99,7 +102,8 @@ class Rows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CacheRows:
-    """A copy of cache slots 0..n-1: keys [layers, kv_heads, head_dim, n], values [layers, kv_heads, n, head_dim]."""
+    """A copy of cache slots 0..n-1: keys [layers, kv_heads, head_dim, n], values [layers, kv_heads, n,
+    head_dim]."""
 
     keys: Floats
     values: Floats
@@ -110,12 +114,14 @@ class CacheRows:
 
 
 class Session(Protocol):
-    """A model with a cache, somewhere. A pass stages its new K/V rows; nothing reaches the cache until `store`."""
+    """A model with a cache, somewhere. A pass stages its new K/V rows; nothing reaches the cache until
+    `store`."""
 
     spec: SessionSpec
 
     def forward(self, tokens: Sequence[int], positions: Sequence[int], visible: Visibility) -> Rows:
-        """One pass over T rows, padded to the narrowest width that fits. Slots >= capacity may not be visible."""
+        """One pass over T rows, padded to the narrowest width that fits. Slots >= capacity may not be
+        visible."""
         ...
 
     def store(self, rows: Sequence[int], slots: Sequence[int]) -> None:

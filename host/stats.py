@@ -27,8 +27,8 @@ class Stats:
 
     `by_depth[d]`: rounds whose walk stood at depth d with children there, and how often one was accepted.
     `by_rank[r]`: judged nodes with more than r children, and how often child r was the accepted one.
-    `seconds`: "prefill", "draft", "target" (inside the graph), "target host" (the session around it), "verify",
-    "graft".
+    `seconds`: "prefill", "draft", "target" (inside the graph), "target host" (the session around it),
+    "verify", "graft".
     """
 
     prompt_tokens: int = 0

@@ -1,4 +1,5 @@
-"""A token tree: the tokens a drafter proposes after the pending one, as flat nodes with parents before children."""
+"""A token tree: the tokens a drafter proposes after the pending one, as flat nodes with parents before
+children."""
 
 from __future__ import annotations
 
@@ -71,7 +72,8 @@ class TokenTree:
 
 
 class TreeBuilder:
-    """Grows a tree node by node. A token occurs once among siblings unless `duplicates` (i.i.d. draws) is set."""
+    """Grows a tree node by node. A token occurs once among siblings unless `duplicates` (i.i.d. draws) is
+    set."""
 
     def __init__(self, root: int, *, duplicates: bool = False) -> None:
         self.tokens = [root]
@@ -87,7 +89,8 @@ class TreeBuilder:
         return len(self.tokens)
 
     def add(self, parent: int, token: int, probability: float, source: str) -> int:
-        """Append a child and return its index; a sibling that already carries the token is returned instead."""
+        """Append a child and return its index; a sibling that already carries the token is returned
+        instead."""
         known = self._by_token.get((parent, token))
         if known is not None and not self._duplicates:
             return known

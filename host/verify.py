@@ -11,7 +11,8 @@ from hexgraft.host.tree import TokenTree
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The token emitted after a node; `child` is the accepted child that carries it, None if there is none."""
+    """The token emitted after a node; `child` is the accepted child that carries it, None if there is
+    none."""
 
     token: int
     child: int | None

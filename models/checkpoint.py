@@ -1,4 +1,5 @@
-"""What every checkpoint on disk looks like to the exporter: a config, tensors read in row blocks, a tokenizer."""
+"""What every checkpoint on disk looks like to the exporter: a config, tensors read in row blocks, a
+tokenizer."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ BLOCK_BYTES = 16 << 20
 class TokenizerFiles:
     """What a bundle carries of a tokenizer.
 
-    `tokenizer_json` is the `tokenizers` library's own format. `stop_tokens` end a generation, in ascending order.
+    `tokenizer_json` is the `tokenizers` library's own format. `stop_tokens` end a generation, in ascending
+    order.
     `bos` is put once before a raw prompt (never before a chat template that writes it itself), None for none.
     `special` maps the names chat templates use (`bos_token`, `eos_token`, ...) to their text.
     """

@@ -48,7 +48,7 @@ class ModelConfig:
             )
         if self.rope.dim != self.head_dim or self.head_dim % 2:
             raise CheckpointError(
-                f"model config: RoPE over {self.rope.dim} of {self.head_dim} head dimensions is not supported",
+                f"model config: RoPE over {self.rope.dim} of {self.head_dim} head dimensions is unsupported",
                 "only full, even head dimensions are rotated so far",
             )
 

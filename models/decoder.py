@@ -1,7 +1,8 @@
-"""The decoder, written once as an ONNX graph with a free tree mask; a family is a config, never a copy of this file.
+"""The decoder, written once as an ONNX graph with a free tree mask; a family is a config, never a copy of
+this file.
 
-The graph knows nothing of trees: slots, positions and visibility reach it as three separate inputs (cache rows,
-RoPE tables, mask), none derived from another.
+The graph knows nothing of trees: slots, positions and visibility reach it as three separate inputs (cache
+rows, RoPE tables, mask), none derived from another.
 """
 
 from __future__ import annotations
@@ -17,18 +18,19 @@ COLUMNS = "capacity_plus_width"
 
 
 def dimensions(width: int, capacity: int) -> dict[str, int]:
-    """Sizes of the graph's symbolic dimensions, for `fix_dimensions` or a runtime's free-dimension overrides."""
+    """Sizes of the graph's symbolic dimensions, for `fix_dimensions` or a runtime's free-dimension
+    overrides."""
     return {WIDTH: width, CAPACITY: capacity, COLUMNS: capacity + width}
 
 
 def build_decoder(config: ModelConfig, weights_file: str, *, name: str, hidden: bool = False) -> Graph:
     """Build the graph for `config` with symbolic width T and cache capacity C.
 
-    Inputs: input_ids [1,T] int32; attention_mask [1,1,T,C+T] additive; position_ids_cos/_sin [1,1,T,head_dim/2];
-    per layer past_key_{i}_in [kv_heads,1,head_dim,C] (after RoPE) and past_value_{i}_in [kv_heads,1,C,head_dim].
-    Outputs: logits [1,T,vocab]; per layer past_key_{i}_out [kv_heads,1,head_dim,T] and past_value_{i}_out
-    [kv_heads,1,T,head_dim], the rows of this pass only; hidden [1,T,d] (after the last norm) if asked.
-    Names and shapes follow Qualcomm AI Hub's LLM exports.
+    Inputs: input_ids [1,T] int32; attention_mask [1,1,T,C+T] additive; position_ids_cos/_sin
+    [1,1,T,head_dim/2]; per layer past_key_{i}_in [kv_heads,1,head_dim,C] (after RoPE) and past_value_{i}_in
+    [kv_heads,1,C,head_dim]. Outputs: logits [1,T,vocab]; per layer past_key_{i}_out [kv_heads,1,head_dim,T]
+    and past_value_{i}_out [kv_heads,1,T,head_dim], the rows of this pass only; hidden [1,T,d] (after the
+    last norm) if asked. Names and shapes follow Qualcomm AI Hub's LLM exports.
     """
     return _Decoder(config, name).build(weights_file, hidden)
 
@@ -69,7 +71,8 @@ class _Decoder:
         g, group = self.graph, self.config.group
         for table in ("cos", "sin"):
             g.node("Squeeze", [f"position_ids_{table}", g.constant("axis_1", [1])], f"rope_{table}")
-        # Query rows of one key/value head are stacked group by group, [group * T], so the mask repeats likewise.
+        # Query rows of one key/value head are stacked group by group, [group * T], so the mask repeats
+        # likewise.
         g.node("Concat", [mask] * group, "grouped_mask", axis=2) if group > 1 else g.node(
             "Identity", [mask], "grouped_mask"
         )
@@ -86,7 +89,8 @@ class _Decoder:
         )
 
     def _project(self, name: str, x: str, out: int, inner: int, *parts: Part, bias: bool = False) -> str:
-        """x [1,T,inner] times the stacked matrices of `parts`, [1,T,out]; biases are the parts' `_bias` tensors."""
+        """x [1,T,inner] times the stacked matrices of `parts`, [1,T,out]; biases are the parts' `_bias`
+        tensors."""
         g = self.graph
         matrix = g.weight(Weight(name, (inner, out), parts, transposed=True))
         y = g.node("MatMul", [x, matrix], name + ".out")
@@ -97,7 +101,8 @@ class _Decoder:
         return g.node("Add", [y, vector], name + ".biased")
 
     def _attention(self, i: int, x: str) -> str:
-        """Grouped-query attention over the cache and this pass's rows, as two score blocks joined before softmax.
+        """Grouped-query attention over the cache and this pass's rows, as two score blocks joined before
+        softmax.
 
         The cache is never concatenated with the new rows, so no pass copies it.
         """
@@ -178,7 +183,8 @@ class _Decoder:
         return g.node("Add", [x, y], layer + "out")
 
     def _head(self, normed: str) -> None:
-        """Logits of every row. A Gemm reads the [vocab, d] matrix as it lies, so a tied head is stored once."""
+        """Logits of every row. A Gemm reads the [vocab, d] matrix as it lies, so a tied head is stored
+        once."""
         c, g = self.config, self.graph
         matrix = "embed" if c.tied else g.weight(Weight("head", (c.vocab, c.hidden), (Part("head"),)))
         rows = g.node("Reshape", [normed, g.constant("flat_rows", [-1, c.hidden])], "norm.rows")

@@ -13,8 +13,8 @@ INTERRUPTED = 130
 class HexgraftError(Exception):
     """A failure a user can act on. Library code raises it; only the command line prints it and exits.
 
-    `message` says what is wrong and where, in one sentence without a final period; `hint` says what to type or
-    change next.
+    `message` says what is wrong and where, in one sentence without a final period; `hint` says what to type
+    or change next.
     """
 
     exit_code = FAILED

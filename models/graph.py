@@ -1,4 +1,5 @@
-"""A small builder of ONNX graphs whose weights are recipes: the graph is made at once, the numbers stream in later."""
+"""A small builder of ONNX graphs whose weights are recipes: the graph is made at once, the numbers stream
+in later."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ class Part:
 class Weight:
     """One float32 initializer and how it is made: its parts stacked by rows, then transposed if asked.
 
-    `shape` is the final shape. Checkpoint matrices are [out, in]; a MatMul wants [in, out], hence `transposed`.
+    `shape` is the final shape. Checkpoint matrices are [out, in]; a MatMul wants [in, out], hence
+    `transposed`.
     """
 
     name: str
@@ -97,7 +99,8 @@ class GraphBuilder:
         return list(outputs)
 
     def build(self, weights_file: str) -> Graph:
-        """Lay the weights out one after the other in `weights_file`, page aligned so that they can be mapped."""
+        """Lay the weights out one after the other in `weights_file`, page aligned so that they can be
+        mapped."""
         initializers = list(self._constants.values())
         offsets = []
         offset = 0

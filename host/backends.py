@@ -1,0 +1,45 @@
+"""Places that run graphs, by the name users choose them with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hexgraft.host.bundle import Bundle
+from hexgraft.host.cpu_session import CpuSession
+from hexgraft.host.session import Session
+from hexgraft.models.errors import UsageError
+
+BACKENDS = ("cpu",)
+
+
+def parse_width_option(option: str | None, bundle: Bundle) -> tuple[int, ...] | None:
+    """`--widths`: None for any width, "bundle" for those the bundle declares, or numbers: "8,32"."""
+    if option is None:
+        return None
+    if option == "bundle":
+        return tuple(bundle.target.widths)
+    try:
+        widths = tuple(sorted({int(part) for part in option.split(",")}))
+    except ValueError:
+        widths = ()
+    if not widths or widths[0] < 1 or widths[-1] > 1024:
+        raise UsageError(
+            f"--widths {option!r} is neither `bundle` nor numbers from 1 to 1024", "example: --widths 8,32"
+        )
+    return widths
+
+
+def open_session(
+    bundle: Bundle,
+    role: str,
+    backend: str,
+    *,
+    widths: Sequence[int] | None = None,
+    whole: bool = False,
+    threads: int = 0,
+) -> Session:
+    """A session of the bundle's "target" or "draft"; `whole` allocates the whole context at once, as phones
+    do."""
+    if backend == "cpu":
+        return CpuSession(bundle, role, widths=widths, whole=whole, threads=threads)
+    raise UsageError(f"unknown backend {backend!r}", f"one of: {', '.join(BACKENDS)}")

@@ -1,0 +1,13 @@
+"""The list of commands, in the order the help shows them."""
+
+from __future__ import annotations
+
+import click
+
+from hexgraft.host.cli.demo import demo
+from hexgraft.host.cli.export import export
+from hexgraft.host.cli.fetch import fetch
+from hexgraft.host.cli.inspect import inspect
+from hexgraft.host.cli.run import run
+
+COMMANDS: tuple[click.Command, ...] = (demo, fetch, export, inspect, run)

@@ -1,0 +1,72 @@
+"""What the command line shows: results on stdout, everything else on stderr, progress only on a terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+Advance = Callable[[int], None]
+
+
+def stderr() -> Console:
+    return Console(stderr=True, highlight=False)
+
+
+def stdout() -> Console:
+    return Console(highlight=False)
+
+
+def say(message: str) -> None:
+    """A line about what is going on, on stderr."""
+    click.echo(message, err=True)
+
+
+def say_error(message: str, hint: str | None) -> None:
+    """The one form errors have."""
+    click.echo(click.style("error: ", fg="red", bold=True) + message, err=True)
+    if hint:
+        click.echo("\n" + click.style("hint: ", fg="cyan", bold=True) + hint, err=True)
+
+
+def print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False))
+
+
+@contextmanager
+def bytes_progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A progress bar for bytes; the callback takes (what, done, total) and starts a new bar for a new
+    `what`."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=stderr(), disable=not sys.stderr.isatty()) as progress:
+        tasks: dict[str, Any] = {}
+
+        def update(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = progress.add_task(what, total=total)
+            progress.update(tasks[what], completed=done, total=total)
+
+        yield update
+
+
+@contextmanager
+def token_progress(what: str, total: int) -> Iterator[Advance]:
+    """A progress bar for tokens, gone when it is done."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=stderr(), disable=not sys.stderr.isatty(), transient=True) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda count: progress.advance(task, count)

@@ -1,0 +1,73 @@
+"""`hexgraft export`: from a checkpoint to a bundle."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from hexgraft.export.writer import DEFAULT_CONTEXT, DEFAULT_WIDTHS, ExportOptions, Step, export_bundle
+from hexgraft.host.bundle import open_bundle
+from hexgraft.host.cli.console import bytes_progress, print_json, say
+from hexgraft.models.checkpoint import open_checkpoint
+from hexgraft.models.errors import UsageError
+
+
+def parse_widths(text: str) -> tuple[int, ...]:
+    """Ascending, distinct widths of "1,8,16"."""
+    try:
+        widths = tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError:
+        widths = ()
+    if not widths or widths[0] < 1 or widths[-1] > 1024:
+        raise UsageError(
+            f"--widths {text!r} is not a list of numbers from 1 to 1024", "example: --widths 1,8,16,32,128"
+        )
+    return widths
+
+
+@click.command()
+@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.option(
+    "-o", "--output", required=True, type=click.Path(path_type=Path), help="The bundle folder to write."
+)
+@click.option(
+    "--draft", type=click.Path(path_type=Path), help="A smaller checkpoint with the same vocabulary."
+)
+@click.option(
+    "--widths", default=",".join(map(str, DEFAULT_WIDTHS)), show_default=True, help="Rows a pass, per graph."
+)
+@click.option(
+    "--context", default=DEFAULT_CONTEXT, show_default=True, type=click.IntRange(min=1), help="Cache slots."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def export(
+    checkpoint: Path, output: Path, draft: Path | None, widths: str, context: int, as_json: bool
+) -> None:
+    """Export CHECKPOINT (a GGUF file or a Hugging Face folder) to a bundle.
+
+    The bundle appears at its name only when it is whole.
+
+    \b
+    Examples:
+      hexgraft export SmolLM2-135M-Instruct.Q4_1.gguf -o smollm2
+      hexgraft export Qwen2.5-3B -o pair --draft Qwen2.5-0.5B --context 4096
+    """
+    options = ExportOptions(parse_widths(widths), context)
+    start = time.monotonic()
+    target = open_checkpoint(checkpoint)
+    drafting = open_checkpoint(draft) if draft else None
+    with bytes_progress() as update:
+
+        def report(step: Step) -> None:
+            update(step.what, step.done, step.total)
+
+        export_bundle(target, output, draft=drafting, options=options, report=report)
+    bundle = open_bundle(output)
+    size = sum(entry.size for entry in bundle.manifest.files.values())
+    if as_json:
+        print_json({"bundle": str(output), "digest": bundle.digest, "bytes": size})
+        return
+    say(f"exported {target.name} in {time.monotonic() - start:.1f} s: {size / 1e6:.0f} MB")
+    click.echo(output)

@@ -1,0 +1,86 @@
+"""`hexgraft inspect`: what a bundle holds, after checking that it is whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import msgspec
+from rich.table import Table
+
+from hexgraft.host.bundle import Bundle, open_bundle
+from hexgraft.host.cli.console import bytes_progress, print_json, stdout
+from hexgraft.host.manifest import ModelEntry
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--quick", is_flag=True, help="Do not read the files to check their sha256.")
+@click.option("--json", "as_json", is_flag=True, help="Print the manifest and the bundle's digest as JSON.")
+def inspect(bundle: Path, quick: bool, as_json: bool) -> None:
+    """Check BUNDLE against its manifest and show what it holds."""
+    opened = open_bundle(bundle)
+    if not quick:
+        total = sum(entry.size for entry in opened.manifest.files.values())
+        done = 0
+        with bytes_progress() as update:
+
+            def advance(count: int) -> None:
+                nonlocal done
+                done += count
+                update("checking", done, total)
+
+            opened.verify(advance)
+    if as_json:
+        print_json({"digest": opened.digest, "verified": not quick, **msgspec.to_builtins(opened.manifest)})
+        return
+    _show(opened, "names and sizes" if quick else "every byte")
+
+
+def _show(bundle: Bundle, checked: str) -> None:
+    manifest, out = bundle.manifest, stdout()
+    out.print(f"[bold]{bundle.path}[/bold]  format {manifest.format}, made by hexgraft {manifest.hexgraft}")
+    out.print(f"digest {bundle.digest[:16]}, checked: {checked}")
+    for role in ("target", "draft"):
+        model: ModelEntry | None = getattr(manifest, role)
+        if model is not None:
+            out.print(_model_table(role, model, bundle))
+    tokenizer = manifest.tokenizer
+    stops = ", ".join(map(str, tokenizer.stop_tokens)) or "none"
+    out.print(f"tokenizer: stop tokens {stops}, chat template {'yes' if tokenizer.chat_template else 'no'}")
+    files = Table("file", "bytes", "sha256", title="files", title_justify="left")
+    for name, entry in manifest.files.items():
+        files.add_row(name, f"{entry.size:,}", entry.sha256[:16])
+    out.print(files)
+
+
+def _model_table(role: str, model: ModelEntry, bundle: Bundle) -> Table:
+    source = bundle.manifest.provenance[role]
+    table = Table(title=f"{role}: {model.name}", title_justify="left", show_header=False)
+    cache = _cache_bytes(model) / 1e6
+    rows = {
+        "checkpoint": f"{source.checkpoint} ({source.format}, licence {source.license or 'not stated'})",
+        "architecture": f"{model.architecture}, {model.parameters / 1e6:.1f} M weights",
+        "vocabulary": f"{model.vocab} tokens",
+        "shape": f"{model.layers} layers, {model.heads}/{model.kv_heads} heads of {model.head_dim}",
+        "context": f"{model.context} slots, {cache:.1f} MB of {model.kv_dtype} K/V when full",
+        "widths": ", ".join(map(str, model.widths)),
+        "graphs": ", ".join(f"{g.file} ({g.provider} {g.precision})" for g in model.graphs),
+        "parity": _parity(model, bundle),
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def _parity(model: ModelEntry, bundle: Bundle) -> str:
+    figures = [
+        f"{k} {v:.3g}"
+        for graph in model.graphs
+        for k, v in bundle.manifest.parity.get(graph.file, {}).items()
+    ]
+    return ", ".join(figures) or "the CPU graph is the reference"
+
+
+def _cache_bytes(model: ModelEntry) -> int:
+    return 2 * 4 * model.layers * model.kv_heads * model.head_dim * model.context

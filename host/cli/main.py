@@ -1,0 +1,49 @@
+"""The `hexgraft` command: one group, one place where errors become words and exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import click
+
+from hexgraft.host.cli.commands import COMMANDS
+from hexgraft.host.cli.console import say_error
+from hexgraft.models.errors import FAILED, INTERRUPTED, HexgraftError
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="hexgraft", prog_name="hexgraft")
+def cli() -> None:
+    """Export language models to static graphs with tree-mask inputs and decode with token trees.
+
+    The same graphs, the same slots, the same tokens: on this machine's CPU, on the Hexagon NPU's emulator
+    and on a phone. Start with `hexgraft demo`.
+    """
+
+
+for command in COMMANDS:
+    cli.add_command(command)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit: 0 ok, 1 failed, 2 usage, 3 connection lost, 4 no device, 130
+    interrupted."""
+    try:
+        result: Any = cli.main(args=arguments, prog_name="hexgraft", standalone_mode=False)
+        code = result if isinstance(result, int) else 0
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except HexgraftError as error:
+        say_error(error.message, error.hint)
+        code = error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        say_error("interrupted", None)
+        code = INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output went away; there is nobody left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = FAILED
+    sys.exit(code)

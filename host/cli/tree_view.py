@@ -1,0 +1,67 @@
+"""A token tree as a terminal shows it: what was proposed, what the target accepted, and what it said
+instead."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from rich.markup import escape
+from rich.tree import Tree
+
+from hexgraft.host.decode import Round
+from hexgraft.host.tree import ROOT, TokenTree
+
+
+def draw_round(current: Round, show: Callable[[int], str]) -> Tree | str:
+    """The tree of a round, a line where it is the root alone; `show` gives a token's text.
+
+    Accepted nodes are green, rejected ones dim, the target's own token cyan. A run of only children with
+    one fate shares a line, so that long drafts stay readable.
+    """
+    tree, accepted = current.tree, set(current.accepted)
+
+    def text(node: int) -> str:
+        return escape(visible(show(int(tree.tokens[node]))))
+
+    def own() -> str:
+        return f"[bold cyan]→ {escape(visible(show(current.tokens[-1])))}[/bold cyan]"
+
+    root = f"[bold]{text(ROOT)}[/bold] [dim]at position {current.context}[/dim]"
+    if len(tree) == 1:
+        return f"{root} {own()}"
+    drawn = Tree(root)
+
+    def grow(branch: Tree, parent: int) -> None:
+        if parent == current.accepted[-1]:
+            branch.add(f"{own()} [dim]the target's own token[/dim]")
+        for child in tree.children(parent):
+            run = _run(tree, child, accepted)
+            grow(branch.add(_label(tree, run, child in accepted, text)), run[-1])
+
+    grow(drawn, ROOT)
+    return drawn
+
+
+def _run(tree: TokenTree, node: int, accepted: set[int]) -> list[int]:
+    """`node` and its descendants as long as each is an only child with the same fate, and the walk goes
+    on."""
+    run = [node]
+    while len(children := tree.children(run[-1])) == 1 and (children[0] in accepted) == (node in accepted):
+        run.append(children[0])
+    return run
+
+
+def _label(tree: TokenTree, run: list[int], accepted: bool, text: Callable[[int], str]) -> str:
+    words = " ".join(text(node) for node in run)
+    chances = [float(tree.probabilities[node]) for node in (run[0], run[-1])]
+    known = [f"{p:.2f}" for p in chances if not math.isnan(p)]
+    share = " " + ("–".join(known) if len(run) > 1 else known[0]) if known else ""
+    if accepted:
+        return f"[green]✓ {words}[/green][dim]{share} {tree.sources[run[0]]}[/dim]"
+    return f"[dim]✗ {words}{share} {tree.sources[run[0]]}[/dim]"
+
+
+def visible(text: str) -> str:
+    """Spaces and line ends as signs one can see."""
+    return text.replace(" ", "·").replace("\n", "⏎").replace("\t", "⇥").replace("\r", "␍") or "∅"
