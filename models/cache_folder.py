@@ -10,6 +10,6 @@ def cache_folder() -> Path:
     """HEXGRAFT_CACHE, or hexgraft's folder in the user's cache."""
     named = os.environ.get("HEXGRAFT_CACHE")
     if named:
-        return Path(named)
+        return Path(named).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "hexgraft"

