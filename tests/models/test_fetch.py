@@ -20,7 +20,6 @@ SOURCE = Source(
     license="apache-2.0",
     size=len(CONTENT),
     sha256=hashlib.sha256(CONTENT).hexdigest(),
-    url="https://example.org/tiny",
 )
 
 
