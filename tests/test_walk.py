@@ -43,7 +43,8 @@ class ScriptedRows:
         return topk(self._logits if rows is None else self._logits[list(rows)], k, log_sum=log_sum)
 
     def logits(self, row: int) -> Floats:
-        return self._logits[row].copy()
+        logits: Floats = self._logits[row].copy()
+        return logits
 
     def hidden(self, row: int) -> Floats:
         raise NotImplementedError
