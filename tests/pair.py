@@ -1,14 +1,15 @@
-"""The pair of tests: a tiny random target and, as draft, the same weights with noise, exported to one bundle."""
+"""The pair of tests: a tiny random target and its noisy copy as draft, exported to one bundle."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+from tiny import write_tiny_hf
+
 from hexgraft.export.writer import ExportOptions, export_bundle
 from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.models.checkpoint import open_checkpoint
-from tiny import write_tiny_hf
 
 
 def write_pair(

@@ -1,0 +1,223 @@
+"""The CPU session and its graph: trees of every shape, slots, pads, growth, stale rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from pair import make_pair
+
+from hexgraft.host.bundle import Bundle
+from hexgraft.host.cpu_session import CpuSession
+from hexgraft.host.session import Session, Visibility, causal, tree_visibility
+from hexgraft.host.tree import TokenTree, TreeBuilder
+from hexgraft.models.errors import DecodeError
+
+VOCAB = 320
+PREFIX = [5, 300, 17, 42, 9, 271, 33]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return make_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="module")
+def session(bundle: Bundle) -> CpuSession:
+    return CpuSession(bundle)
+
+
+@pytest.fixture(scope="module")
+def fixed(bundle: Bundle) -> CpuSession:
+    return CpuSession(bundle, widths=[1, 8, 16, 32], whole=True)
+
+
+@st.composite
+def trees(draw: st.DrawFn, most: int = 32) -> TokenTree:
+    builder = TreeBuilder(draw(st.integers(0, VOCAB - 1)))
+    for _ in range(draw(st.integers(0, most - 1))):
+        builder.add(draw(st.integers(0, len(builder) - 1)), draw(st.integers(0, VOCAB - 1)), 0.5, "test")
+    return builder.build()
+
+
+def commit(session: Session, tokens: list[int]) -> None:
+    """Decode a sequence one token at a time into slots 0..n-1: the reference for every cache."""
+    session.reset()
+    for place, token in enumerate(tokens):
+        session.forward([token], [place], causal(place, 1))
+        session.store([0], [place])
+
+
+def tree_logits(session: Session, prefix: int, tree: TokenTree) -> NDArray[np.float32]:
+    rows = session.forward(
+        tree.tokens.tolist(), (prefix + tree.depths).tolist(), tree_visibility(prefix, tree.ancestors())
+    )
+    return np.stack([rows.logits(row) for row in range(len(tree))])
+
+
+@given(tree=trees())
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_node_has_the_logits_of_its_path_alone(
+    session: CpuSession, fixed: CpuSession, tree: TokenTree
+) -> None:
+    for place in (session, fixed):
+        commit(place, PREFIX)
+        together = tree_logits(place, len(PREFIX), tree)
+        leaves = [node for node in range(len(tree)) if not tree.children(node)]
+        for leaf in leaves[:6]:
+            path = tree.path(leaf)
+            tokens = tree.tokens[path].tolist()
+            places = range(len(PREFIX), len(PREFIX) + len(path))
+            alone = place.forward(tokens, places, causal(len(PREFIX), len(path)))
+            for row, node in enumerate(path):
+                np.testing.assert_allclose(together[node], alone.logits(row), atol=2e-4, rtol=0)
+
+
+@given(tree=trees(), data=st.data())
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_changing_a_token_changes_no_bit_outside_its_subtree(
+    session: CpuSession, tree: TokenTree, data: st.DataObject
+) -> None:
+    commit(session, PREFIX)
+    before = tree_logits(session, len(PREFIX), tree)
+    node = data.draw(st.integers(0, len(tree) - 1))
+    tree.tokens[node] = (tree.tokens[node] + 1 + data.draw(st.integers(0, VOCAB - 2))) % VOCAB
+    after = tree_logits(session, len(PREFIX), tree)
+    touched = tree.ancestors()[:, node]
+    assert (before[~touched] == after[~touched]).all()
+    assert (before[node] != after[node]).any()
+
+
+@given(tree=trees(), data=st.data())
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_after_a_graft_the_cache_is_that_of_sequential_decoding(
+    session: CpuSession, tree: TokenTree, data: st.DataObject
+) -> None:
+    path = tree.path(data.draw(st.integers(0, len(tree) - 1)))
+    commit(session, PREFIX)
+    tree_logits(session, len(PREFIX), tree)
+    end = len(PREFIX) + len(path)
+    session.store(path, range(len(PREFIX), end))
+    grafted = session.save(end)
+    commit(session, [*PREFIX, *tree.tokens[path].tolist()])
+    sequential = session.save(end)
+    np.testing.assert_allclose(grafted.keys, sequential.keys, atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose(grafted.values, sequential.values, atol=1e-5, rtol=1e-5)
+
+
+def test_pads_change_nothing(fixed: CpuSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three rows in a width of 8: whatever the pad rows hold, the three keep every bit."""
+    commit(fixed, PREFIX)
+    n = len(PREFIX)
+
+    def logits() -> NDArray[np.float32]:
+        rows = fixed.forward([1, 2, 3], [n, n + 1, n + 2], causal(n, 3))
+        assert (rows.count, rows.width) == (3, 8)
+        return np.stack([rows.logits(row) for row in range(3)])
+
+    expected = logits()
+    fill = fixed._fill
+
+    def junk(width: int, *arguments: object) -> None:
+        fill(width, *arguments)  # type: ignore[arg-type]
+        fixed._staging.at(width).ids[0, 3:] = 319
+        fixed._staging.at(width).cos[0, 0, 3:] = 1e3
+
+    monkeypatch.setattr(fixed, "_fill", junk)
+    assert (logits() == expected).all()
+
+
+def test_scratch_slots_are_seen_only_through_the_mask(session: CpuSession) -> None:
+    """A branch read back from scratch slots, a rejected sibling between them, gives its path's logits."""
+    commit(session, PREFIX)
+    n = len(PREFIX)
+    session.forward([7, 8], [n, n], tree_visibility(n, np.eye(2, dtype=np.bool_)))
+    session.store([0, 1], [n + 5, n + 2])
+    seen = np.array([[True, False]])
+    visible = Visibility(n, np.ones((1, 1), np.bool_), np.array([n + 5, n + 2], np.int32), seen)
+    through_slots = session.forward([9], [n + 1], visible).logits(0)
+    alone = session.forward([7, 9], [n, n + 1], causal(n, 2)).logits(1)
+    np.testing.assert_allclose(through_slots, alone, atol=2e-4, rtol=0)
+
+
+def test_move_compacts_in_place(session: CpuSession) -> None:
+    commit(session, [*PREFIX, 1, 2, 3, 4])
+    n, before = len(PREFIX), session.save(len(PREFIX) + 4)
+    session.move([n + 1, n + 3], [n, n + 1])
+    after = session.save(n + 2)
+    assert (after.keys[..., n:] == before.keys[..., [n + 1, n + 3]]).all()
+    assert (after.values[..., n:, :] == before.values[..., [n + 1, n + 3], :]).all()
+
+
+def test_growth_keeps_the_cache_and_the_logits(bundle: Bundle) -> None:
+    """A prefix that ends where the cache grows: the same text in a whole cache gives the same logits."""
+    growing, whole = CpuSession(bundle), CpuSession(bundle, whole=True)
+    tokens = np.random.default_rng(3).integers(0, VOCAB, 256).tolist()
+    for place in (growing, whole):
+        for start in range(0, 256, 32):
+            rows = place.forward(tokens[start : start + 32], range(start, start + 32), causal(start, 32))
+            place.store(range(32), range(start, start + 32))
+    a = growing.forward([4], [255], causal(255, 1)).logits(0)
+    b = whole.forward([4], [255], causal(255, 1)).logits(0)
+    np.testing.assert_allclose(a, b, atol=2e-4, rtol=0)
+    assert rows.count == 32
+
+
+def test_save_and_restore(bundle: Bundle) -> None:
+    first, second = CpuSession(bundle), CpuSession(bundle)
+    commit(first, PREFIX)
+    second.restore(first.save(len(PREFIX)))
+    n = len(PREFIX)
+    a = first.forward([4], [n], causal(n, 1)).logits(0)
+    assert (a == second.forward([4], [n], causal(n, 1)).logits(0)).all()
+
+
+def test_rows_are_refused_after_the_next_pass(session: CpuSession) -> None:
+    commit(session, PREFIX)
+    rows = session.forward([1], [7], causal(7, 1))
+    session.forward([1], [7], causal(7, 1))
+    with pytest.raises(DecodeError, match="another pass"):
+        rows.logits(0)
+
+
+def test_bad_requests_are_refused_in_words(session: CpuSession) -> None:
+    commit(session, PREFIX)
+    n = len(PREFIX)
+    with pytest.raises(DecodeError, match="token 320 is outside the vocabulary"):
+        session.forward([320], [n], causal(n, 1))
+    with pytest.raises(DecodeError, match="beyond the context"):
+        session.forward([1], [256], causal(n, 1))
+    with pytest.raises(DecodeError, match="33 rows"):
+        session.forward([1] * 33, range(33), causal(0, 33))
+    with pytest.raises(DecodeError, match="slot 256 is beyond"):
+        session.forward([1], [n], causal(257, 1))
+    session.forward([1], [n], causal(n, 1))
+    with pytest.raises(DecodeError, match="store of row 1"):
+        session.store([1], [n])
+    with pytest.raises(DecodeError, match="ascending"):
+        session.move([n, n + 1], [n + 1, n + 2])
+
+
+def test_topk_is_a_total_order(session: CpuSession) -> None:
+    commit(session, PREFIX)
+    n = len(PREFIX)
+    rows = session.forward([1, 2], [n, n + 1], causal(n, 2))
+    found = rows.topk(10)
+    for row in range(2):
+        logits = rows.logits(row).astype(np.float64)
+        order = sorted(range(VOCAB), key=lambda token: (-logits[token], token))[:10]
+        assert found.ids[row].tolist() == order
+        assert found.log_sum[row] == pytest.approx(np.log(np.exp(logits).sum()), abs=1e-5)
+
+
+def test_a_second_text_is_computed_as_the_first_was(bundle: Bundle, tmp_path: Path) -> None:
+    session = CpuSession(bundle)
+    tokens = np.random.default_rng(5).integers(0, VOCAB, 250).tolist()
+    commit(session, [*tokens, 1, 2, 3, 4, 5, 6, 7][:256])
+    session.reset()
+    again = session.forward([1], [0], causal(0, 1)).logits(0)
+    assert (again == CpuSession(bundle).forward([1], [0], causal(0, 1)).logits(0)).all()
