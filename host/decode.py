@@ -24,13 +24,17 @@ from hexgraft.models.errors import DecodeError, UsageError
 class DecodeOptions:
     """`tree_size` nodes a round, the root counted; `tree_depth` levels below it, None for as deep as it goes.
 
-    `stops` are token ids that end the text; they are emitted as its last token.
+    `stops` are token ids that end the text; they are emitted as its last token. `margins` records how far the
+    best two logits lie apart at every judged node, `logprobs` the log probabilities of the emitted tokens and
+    of that many best ones beside each, None for none; both from raw logits.
     """
 
     max_tokens: int = 256
     tree_size: int = 16
     tree_depth: int | None = None
     stops: frozenset[int] = frozenset()
+    margins: bool = False
+    logprobs: int | None = None
     sampling: Sampling = field(default_factory=Sampling)
 
     def __post_init__(self) -> None:
@@ -38,6 +42,17 @@ class DecodeOptions:
             raise UsageError(f"--max-tokens {self.max_tokens} is not positive")
         if self.tree_size < 1:
             raise UsageError(f"--tree-size {self.tree_size} is not positive")
+        if self.logprobs is not None and self.logprobs < 0:
+            raise UsageError(f"--logprobs {self.logprobs} is negative")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log probability of an emitted token at temperature 1, and the best tokens in its place, best first."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +60,10 @@ class Round:
     """One round: its tree, the accepted nodes from the root on, the emitted tokens, and why the run ended
     if it did.
 
-    `context` is the number of committed tokens before the round. `finish` is "stop", "length" (the context is
-    full), "max-tokens" or None. `degraded` tells that logits were not finite and the walk ended before them.
+    `context` is the number of committed tokens before the round. `finish` is "stop", "stop-string", "length"
+    (the context is full), "max-tokens" or None. `degraded` tells that logits were not finite and the walk ended
+    before them. `margins` and `logprobs` have one entry a token where they were asked for. `width` is that of
+    the target pass; `seconds` are this round's share of the phases of `Stats`.
     """
 
     tree: TokenTree
@@ -55,10 +72,18 @@ class Round:
     context: int
     finish: str | None
     degraded: bool
+    margins: tuple[float, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    width: int = 1
+    seconds: dict[str, float] = field(default_factory=dict)
 
 
 class Decoder:
-    """Decodes one text after another on a target session. `begin`, then `step` until a round has a finish."""
+    """Decodes one text after another on a target session. `begin`, then `step` until a round has a finish.
+
+    `ends` is told every emitted token in order and answers whether the text ends with it: stop strings hook in
+    here, so that text, tokens, cache and figures end at the same place.
+    """
 
     def __init__(
         self,
@@ -66,11 +91,13 @@ class Decoder:
         drafter: Drafter | None = None,
         options: DecodeOptions | None = None,
         verifier: Verifier | None = None,
+        ends: Callable[[int], bool] | None = None,
     ) -> None:
         self.session = session
         self.drafter: Drafter = drafter or NoDraft()
         self.options = options or DecodeOptions()
         self.verifier = verifier or Match(self.options.sampling.seed)
+        self.verifier.check(self.drafter)
         widest = session.spec.max_width
         if self.options.tree_size > widest:
             raise UsageError(

@@ -7,6 +7,9 @@ since the generator is a few 64-bit integer operations.
 
 from __future__ import annotations
 
+from enum import IntEnum
+from typing import Protocol
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,6 +35,54 @@ def uniforms(seed: int, position: int, stream: NDArray[np.integer]) -> NDArray[n
 def gumbels(seed: int, position: int, tokens: NDArray[np.integer]) -> NDArray[np.float64]:
     """Standard Gumbel noise per token: argmax(log p + noise) is a draw from p (Gumbel-max)."""
     return -np.log(-np.log(uniforms(seed, position, tokens)))
+
+
+class Stream(IntEnum):
+    """Who asks: numbers of different streams are independent of each other and of the token noise."""
+
+    DRAFT = 1
+    VERIFY = 2
+
+
+class Source(Protocol):
+    """The randomness of one decision. Rules take all theirs from here, so that a test can plug in one that
+    follows every branch."""
+
+    def coin(self, probability: float) -> bool:
+        """True with this probability."""
+        ...
+
+    def draw(self, weights: NDArray[np.float64]) -> int:
+        """A place with probability proportional to its weight; never one of weight 0."""
+        ...
+
+
+class Keyed:
+    """A source that is a function of (seed, position, stream) and of how often it was asked before."""
+
+    def __init__(self, seed: int, position: int, stream: Stream) -> None:
+        self._seed = seed
+        self._position = position
+        self._next = int(stream) << 48
+
+    def coin(self, probability: float) -> bool:
+        return self._uniform() < probability
+
+    def draw(self, weights: NDArray[np.float64]) -> int:
+        return pick(weights, self._uniform())
+
+    def _uniform(self) -> float:
+        value = uniforms(self._seed, self._position, np.array([self._next]))
+        self._next += 1
+        return float(value[0])
+
+
+def pick(weights: NDArray[np.float64], uniform: float) -> int:
+    """The place where the running sum of the weights passes `uniform` in [0, 1) of their total."""
+    sums = np.cumsum(weights)
+    place = int(np.searchsorted(sums, uniform * sums[-1], side="right"))
+    # Rounding may carry the product up to the total, which no place passes.
+    return place if place < len(sums) else int(np.flatnonzero(weights)[-1])
 
 
 def _mix(x: np.uint64 | NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -4,7 +4,7 @@ decoding."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,16 +71,40 @@ class History:
         other._all, other._generated = self._all.copy(), self._generated.copy()
         return other
 
-    def penalise(self, logits: NDArray[np.float64], sampling: Sampling) -> None:
-        """Apply the penalties of `sampling` to one row, in place."""
+    def after(self, tokens: Sequence[int]) -> History:
+        """This history and some generated tokens more, as a copy."""
+        other = self.copy()
+        for token in tokens:
+            other.append(token)
+        return other
+
+    def penalise(
+        self, logits: NDArray[np.float64], sampling: Sampling, subset: NDArray[np.integer] | None = None
+    ) -> None:
+        """Apply the penalties of `sampling` to one row, in place.
+
+        `logits` are those of the whole vocabulary, or of the ascending token ids in `subset`.
+        """
         if sampling.repetition != 1.0 and self._all:
-            ids = np.fromiter(self._all, np.intp)
-            chosen = logits[ids]
-            logits[ids] = np.where(chosen > 0, chosen / sampling.repetition, chosen * sampling.repetition)
+            places, _ = _places(self._all, subset)
+            chosen = logits[places]
+            logits[places] = np.where(chosen > 0, chosen / sampling.repetition, chosen * sampling.repetition)
         if (sampling.presence or sampling.frequency) and self._generated:
-            ids = np.fromiter(self._generated, np.intp)
-            counts = np.fromiter(self._generated.values(), np.float64)
-            logits[ids] -= sampling.presence + sampling.frequency * counts
+            places, counts = _places(self._generated, subset)
+            logits[places] -= sampling.presence + sampling.frequency * counts
+
+
+def _places(
+    counts: Counter[int], subset: NDArray[np.integer] | None
+) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    """Where the counted tokens stand in a row, and how often they were counted."""
+    ids = np.fromiter(counts, np.intp)
+    often = np.fromiter(counts.values(), np.float64)
+    if subset is None:
+        return ids, often
+    places = np.searchsorted(subset, ids)
+    there = subset[np.minimum(places, len(subset) - 1)] == ids
+    return places[there], often[there]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +116,8 @@ class Distribution:
 
     def probabilities(self) -> NDArray[np.float64]:
         weights = np.exp(self.log_weights - self.log_weights.max())
-        return weights / weights.sum()
+        shares: NDArray[np.float64] = weights / weights.sum()
+        return shares
 
     def draw(self, seed: int, position: int) -> int:
         """The token with the largest Gumbel-perturbed weight, the lowest id among equals."""
@@ -114,13 +139,21 @@ def distribution(logits: Floats, sampling: Sampling, history: History) -> Distri
         return Distribution(np.array([best]), np.zeros(1))
     if np.isnan(row).any() or not np.isfinite(row.max()):
         raise NotFinite
-    row /= sampling.temperature
+    ids = drawable(row, sampling)
+    return Distribution(ids, row[ids])
+
+
+def drawable(row: NDArray[np.float64], sampling: Sampling) -> NDArray[np.int64]:
+    """Divide a finite, penalised row by the temperature in place; the ascending places its filters leave."""
+    row -= row.max()
+    with np.errstate(over="ignore"):
+        row /= sampling.temperature
     ids = np.flatnonzero(row > -np.inf)
     if 0 < sampling.top_k < len(ids):
         ids = np.sort(top_tokens(row, sampling.top_k).astype(np.int64))
     if sampling.top_p < 1 or sampling.min_p > 0:
         ids = _nucleus(row, ids, sampling)
-    return Distribution(ids, row[ids])
+    return ids
 
 
 def _nucleus(row: NDArray[np.float64], ids: NDArray[np.int64], sampling: Sampling) -> NDArray[np.int64]:

@@ -3,13 +3,38 @@ children."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 ROOT = 0
+
+
+class Draws(StrEnum):
+    """How a drafter chooses the children of a node, which decides the verifiers that may judge them.
+
+    RANKED is any choice that is not a draw (the k best, a lookup). INDEPENDENT draws may repeat a token;
+    DISTINCT draws are without replacement.
+    """
+
+    RANKED = "ranked"
+    INDEPENDENT = "independent"
+    DISTINCT = "distinct"
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """The draft's distribution the children of a node were drawn from, in the order of the children.
+
+    `ids` ascending int64 and `probabilities` float64, both [n]; tokens left out have probability 0.
+    """
+
+    draws: Draws
+    ids: NDArray[np.int64]
+    probabilities: NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +44,7 @@ class TokenTree:
     `tokens` [N] int32, `parents` [N] int32 (-1 for the root, otherwise smaller than the node's own index),
     `depths` [N] int32, `probabilities` [N] float32: the draft's conditional probability of the node after its
     parent (1 for the root, NaN where a drafter has none), `sources`: which drafter proposed the node.
+    `proposals`: for nodes whose children were drawn, what from; empty for drafters that do not draw.
     """
 
     tokens: NDArray[np.int32]
@@ -27,6 +53,7 @@ class TokenTree:
     probabilities: NDArray[np.float32]
     sources: tuple[str, ...]
     _children: tuple[tuple[int, ...], ...] = field(repr=False)
+    proposals: Mapping[int, Proposal] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -84,6 +111,7 @@ class TreeBuilder:
         self._children: list[list[int]] = [[]]
         self._by_token: dict[tuple[int, int], int] = {}
         self._duplicates = duplicates
+        self._proposals: dict[int, Proposal] = {}
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -105,6 +133,18 @@ class TreeBuilder:
         self._by_token.setdefault((parent, token), node)
         return node
 
+    def propose(self, node: int, proposal: Proposal) -> None:
+        """Record what the children of `node` are drawn from."""
+        self._proposals[node] = proposal
+
+    def path(self, node: int) -> list[int]:
+        """The tokens from below the root to `node`."""
+        tokens = []
+        while node != ROOT:
+            tokens.append(self.tokens[node])
+            node = self.parents[node]
+        return tokens[::-1]
+
     def build(self) -> TokenTree:
         return TokenTree(
             np.array(self.tokens, np.int32),
@@ -113,6 +153,7 @@ class TreeBuilder:
             np.array(self.probabilities, np.float32),
             tuple(self.sources),
             tuple(tuple(c) for c in self._children),
+            dict(self._proposals),
         )
 
 

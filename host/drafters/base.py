@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from hexgraft.host.tree import TokenTree, single
+from hexgraft.host.tree import Draws, TokenTree, single
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +19,19 @@ class Limits:
 
 
 class Drafter(Protocol):
-    """Proposes token trees. `passes` and `rows` count draft model passes and the rows in them."""
+    """Proposes token trees. `passes` and `rows` count draft model passes and the rows in them.
+
+    `draws` tells verifiers how children are chosen, None for a drafter that proposes none.
+    """
 
     name: str
-    passes: int
-    rows: int
+    draws: Draws | None
+
+    @property
+    def passes(self) -> int: ...
+
+    @property
+    def rows(self) -> int: ...
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Start on a text; its last token is the first root."""
@@ -44,6 +52,7 @@ class NoDraft:
     """Plain decoding: a tree of one node."""
 
     name = "none"
+    draws: Draws | None = None
     passes = 0
     rows = 0
 

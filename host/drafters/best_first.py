@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hexgraft.host.drafters.base import Limits
-from hexgraft.host.drafters.model import DraftModel
+from hexgraft.host.drafters.model import DraftModel, ModelDrafter
 from hexgraft.host.session import TopK
 from hexgraft.host.tree import ROOT, TokenTree, TreeBuilder
 
@@ -20,9 +20,9 @@ class BestFirstKnobs:
     """PowerServe's parameters with its defaults, so that its trees can be reproduced.
 
     `top_k` children are considered after softmax of logits / `temperature` over them alone; those from rank
-    `max_fan_out` on, or below `p_base` times the best, may join the tree but are never expanded, nor is a node of
-    cumulative probability below `min_prob`. `early_stop` ends expansion once the nodes in the tree and half of
-    the expandable ones waiting fill it.
+    `max_fan_out` on, or below `p_base` times the best, may join the tree but are never expanded, nor is a
+    node of cumulative probability below `min_prob`. `early_stop` ends expansion once the nodes in the tree
+    and half of the expandable ones waiting fill it.
     """
 
     top_k: int = 15
@@ -44,25 +44,26 @@ class _Waiting:
     probability: float
 
 
-class BestFirst:
-    """Two heaps: `main` holds nodes that may be expanded, `leaf` those that may only be added."""
+@dataclass(slots=True)
+class _Heaps:
+    """`main` holds nodes that may be expanded, `leaf` those that may only be added."""
+
+    main: list[_Waiting]
+    leaf: list[_Waiting]
+    found: int = 0
+
+
+class BestFirst(ModelDrafter):
+    """Pops the likeliest node that may be expanded, or, where none waits, that may only be added.
+
+    Source: PowerServe (github.com/powerserve-project/PowerServe, commit 0ec6d64).
+    """
 
     name = "best-first"
 
     def __init__(self, model: DraftModel, knobs: BestFirstKnobs | None = None) -> None:
-        self._model = model
+        super().__init__(model)
         self._knobs = knobs or BestFirstKnobs()
-
-    @property
-    def passes(self) -> int:
-        return self._model.passes
-
-    @property
-    def rows(self) -> int:
-        return self._model.rows
-
-    def begin(self, tokens: Sequence[int]) -> None:
-        self._model.begin(tokens)
 
     def draft(self, tokens: Sequence[int], limits: Limits) -> TokenTree:
         builder = TreeBuilder(tokens[-1])
@@ -70,17 +71,18 @@ class BestFirst:
         if depth < 1 or limits.nodes < 2:
             return builder.build()
         cumulative = [1.0]
-        main: list[_Waiting] = []
-        leaf: list[_Waiting] = []
-        self._push(ROOT, self._model.start(tokens, self._knobs.top_k), cumulative[ROOT], main, leaf)
-        while len(builder) < limits.nodes and (main or leaf):
-            expandable = bool(main)
-            best = heapq.heappop(main if expandable else leaf)
+        heaps = _Heaps([], [])
+        self._push(ROOT, self._model.start(tokens, self._knobs.top_k), cumulative[ROOT], heaps)
+        while len(builder) < limits.nodes and (heaps.main or heaps.leaf):
+            expandable = bool(heaps.main)
+            best = heapq.heappop(heaps.main or heaps.leaf)
             node = builder.add(best.parent, best.token, best.probability, self.name)
             cumulative.append(-best.key)
-            if expandable and self._may_expand(builder, node, cumulative[node], len(main), depth, limits):
+            if expandable and self._may_expand(
+                builder, node, cumulative[node], len(heaps.main), depth, limits
+            ):
                 found = self._model.expand(builder, [node], self._knobs.top_k)
-                self._push(node, found, cumulative[node], main, leaf)
+                self._push(node, found, cumulative[node], heaps)
         return builder.build()
 
     def _may_expand(
@@ -96,23 +98,17 @@ class BestFirst:
             or self._model.free() < 1
         )
 
-    def _push(
-        self, parent: int, found: TopK, cumulative: float, main: list[_Waiting], leaf: list[_Waiting]
-    ) -> None:
+    def _push(self, parent: int, found: TopK, cumulative: float, heaps: _Heaps) -> None:
         knobs = self._knobs
         probabilities = _softmax(found.logits[0] / knobs.temperature)
         for rank, (token, p) in enumerate(zip(found.ids[0], probabilities, strict=True)):
             side = rank >= knobs.max_fan_out or p < knobs.p_base * probabilities[0]
-            item = _Waiting(-cumulative * float(p), len(main) + len(leaf), parent, int(token), float(p))
-            heapq.heappush(leaf if side else main, item)
-
-    def accept(self, tree: TokenTree, path: Sequence[int]) -> None:
-        self._model.accept(path)
-
-    def close(self) -> None:
-        self._model.close()
+            item = _Waiting(-cumulative * float(p), heaps.found, parent, int(token), float(p))
+            heapq.heappush(heaps.leaf if side else heaps.main, item)
+            heaps.found += 1
 
 
 def _softmax(logits: NDArray[np.floating]) -> NDArray[np.float64]:
     weights = np.exp(logits.astype(np.float64) - logits.max())
-    return weights / weights.sum()
+    shares: NDArray[np.float64] = weights / weights.sum()
+    return shares

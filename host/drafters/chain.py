@@ -7,28 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from hexgraft.host.drafters.base import Limits
-from hexgraft.host.drafters.model import DraftModel
+from hexgraft.host.drafters.model import ModelDrafter
 from hexgraft.host.tree import ROOT, TokenTree, TreeBuilder
 
 
-class Chain:
+class Chain(ModelDrafter):
     """One draft pass a node, always the draft's best token."""
 
     name = "chain"
-
-    def __init__(self, model: DraftModel) -> None:
-        self._model = model
-
-    @property
-    def passes(self) -> int:
-        return self._model.passes
-
-    @property
-    def rows(self) -> int:
-        return self._model.rows
-
-    def begin(self, tokens: Sequence[int]) -> None:
-        self._model.begin(tokens)
 
     def draft(self, tokens: Sequence[int], limits: Limits) -> TokenTree:
         builder = TreeBuilder(tokens[-1])
@@ -39,9 +25,3 @@ class Chain:
             probability = float(np.exp(best.logits[0, 0] - best.log_sum[0]))
             node = builder.add(node, int(best.ids[0, 0]), probability, self.name)
         return builder.build()
-
-    def accept(self, tree: TokenTree, path: Sequence[int]) -> None:
-        self._model.accept(path)
-
-    def close(self) -> None:
-        self._model.close()

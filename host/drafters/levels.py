@@ -8,37 +8,26 @@ from collections.abc import Sequence
 import numpy as np
 
 from hexgraft.host.drafters.base import Limits
-from hexgraft.host.drafters.model import DraftModel
+from hexgraft.host.drafters.model import DraftModel, ModelDrafter
 from hexgraft.host.session import TopK
 from hexgraft.host.tree import ROOT, TokenTree, TreeBuilder
 
 
-class Levels:
+class Levels(ModelDrafter):
     """Per depth, the `top_k` frontier nodes of highest cumulative probability are expanded in one pass.
 
-    All candidates are kept and the best N-1 form the tree: cumulative probability never grows along a path and ties
-    go to the earlier candidate, so the choice is closed under ancestors.
+    All candidates are kept and the best N-1 form the tree: cumulative probability never grows along a path
+    and ties go to the earlier candidate, so the choice is closed under ancestors.
     Source: Li et al., "EAGLE-2", arXiv 2406.16858.
     """
 
     name = "levels"
 
     def __init__(self, model: DraftModel, *, top_k: int = 4, depth: int = 6) -> None:
-        self._model = model
+        super().__init__(model)
         self._top_k = top_k
         self._depth = depth
         self._candidate: list[int] = [ROOT]
-
-    @property
-    def passes(self) -> int:
-        return self._model.passes
-
-    @property
-    def rows(self) -> int:
-        return self._model.rows
-
-    def begin(self, tokens: Sequence[int]) -> None:
-        self._model.begin(tokens)
 
     def draft(self, tokens: Sequence[int], limits: Limits) -> TokenTree:
         self._candidate = [ROOT]
@@ -70,7 +59,8 @@ class Levels:
     def _frontier(self, tree: TreeBuilder, scores: list[float], first: int, limits: Limits) -> list[int]:
         """The best nodes of the newest level that can still bring something into the tree.
 
-        A child never scores above its parent, so a node at or below the worst of the N-1 best candidates is done.
+        A child never scores above its parent, so a node at or below the worst of the N-1 best candidates is
+        done.
         """
         size = min(self._top_k, self._model.session.spec.max_width, self._model.free())
         kept = heapq.nlargest(limits.nodes - 1, scores[1:])
@@ -92,6 +82,3 @@ class Levels:
 
     def accept(self, tree: TokenTree, path: Sequence[int]) -> None:
         self._model.accept([self._candidate[node] for node in path])
-
-    def close(self) -> None:
-        self._model.close()

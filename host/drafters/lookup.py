@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hexgraft.host.drafters.base import Limits
 from hexgraft.host.drafters.suffix_index import SuffixIndex
-from hexgraft.host.tree import ROOT, TokenTree, TreeBuilder
+from hexgraft.host.tree import ROOT, Draws, TokenTree, TreeBuilder
 from hexgraft.models.errors import UsageError
 
 _RECENCY = 0.95
@@ -60,6 +60,7 @@ class Lookup:
     """
 
     name = "lookup"
+    draws: Draws | None = Draws.RANKED
     passes = 0
     rows = 0
 

@@ -1,4 +1,5 @@
-"""A draft model's cache: it follows the accepted branch, keeps drafted nodes in scratch slots, and catches up.
+"""A draft model's cache: it follows the accepted branch, keeps drafted nodes in scratch slots, and catches
+up.
 
 Drafters that ask a language model for children share this; what tree they grow is their own affair.
 """
@@ -9,23 +10,31 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hexgraft.host.drafters.follow import Follow
+from hexgraft.host.sampling import Distribution, History, Sampling, row_distribution
 from hexgraft.host.session import Rows, Session, TopK, Visibility, causal
-from hexgraft.host.tree import ROOT, TreeBuilder
+from hexgraft.host.tree import ROOT, Draws, TokenTree, TreeBuilder
 from hexgraft.models.errors import DecodeError
 
 
 class DraftModel:
     """Runs a draft session. Slots 0..committed-1 hold the text; drafted nodes stand in slots from there on.
 
-    The draft lacks what the target decided alone: the bonus token always, and the last accepted node where it was
-    never forwarded. These ride in the first pass of the next draft instead of a pass of their own.
+    The draft lacks what the target decided alone: the bonus token always, and the last accepted node where
+    it was never forwarded. These ride in the first pass of the next draft instead of a pass of their own.
+
+    With `follow`, candidates are ranked as plain decoding under these options would choose among them:
+    penalties along the path, and the very noise the target's draw will use. Without, by the draft's logits.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, follow: Sampling | None = None) -> None:
         self.session = session
         self.committed = 0
         self.passes = 0
         self.rows = 0
+        self._follow = Follow(follow) if follow and Follow.changes(follow) else None
+        self._history = History()
+        self._known = 0
         self._slots: dict[int, int] = {}
         self._next = 0
 
@@ -37,11 +46,13 @@ class DraftModel:
         """Prefill all tokens but the last, in passes of the widest graph. Not counted as draft passes."""
         self.session.reset()
         self.committed = 0
+        self._history, self._known = History(tokens), len(tokens)
         self._forget()
         self._feed(tokens, min(len(tokens) - 1, self.capacity - 1))
 
     def room(self, tokens: Sequence[int], depth: int) -> int:
-        """How deep a tree may grow before the draft's own context ends; negative if not even the root fits."""
+        """How deep a tree may grow before the draft's own context ends; negative if not even the root
+        fits."""
         return min(depth, self.capacity - len(tokens))
 
     def start(self, tokens: Sequence[int], k: int) -> TopK:
@@ -49,37 +60,37 @@ class DraftModel:
 
         `tokens` is the text so far, the root its last.
         """
-        width = self.session.spec.max_width
-        self._forget()
-        if len(tokens) - self.committed > width:
-            self._feed(tokens, len(tokens) - 1)
-        missing = tokens[self.committed :]
-        rows = self._pass(missing, range(self.committed, len(tokens)), causal(self.committed, len(missing)))
-        self.session.store(range(len(missing)), range(self.committed, len(tokens)))
-        self.committed = len(tokens)
-        self._next = self.committed
-        return rows.topk(k, [len(missing) - 1])
+        rows, row = self._root(tokens)
+        if self._follow is None:
+            return rows.topk(k, [row])
+        return self._follow.rank(rows, [row], k, [self.committed], [self._history])
 
     def expand(self, builder: TreeBuilder, nodes: Sequence[int], k: int) -> TopK:
         """Forward some nodes of the tree in one pass; the k best children of each, in the order of `nodes`.
 
         Every node's ancestors below the root must have been expanded before.
         """
-        scratch = np.arange(self.committed, self._next, dtype=np.int32)
-        seen = np.zeros((len(nodes), len(scratch)), dtype=np.bool_)
-        for row, node in enumerate(nodes):
-            parent = builder.parents[node]
-            while parent != ROOT:
-                seen[row, self._slots[parent] - self.committed] = True
-                parent = builder.parents[parent]
-        visible = Visibility(self.committed, np.eye(len(nodes), dtype=np.bool_), scratch, seen)
-        positions = [self.committed - 1 + builder.depths[node] for node in nodes]
-        rows = self._pass([builder.tokens[node] for node in nodes], positions, visible)
-        for node in nodes:
-            self._slots[node] = self._next
-            self._next += 1
-        self.session.store(range(len(nodes)), [self._slots[node] for node in nodes])
-        return rows.topk(k)
+        rows = self._nodes(builder, nodes)
+        if self._follow is None:
+            return rows.topk(k)
+        positions = [self.committed + builder.depths[node] for node in nodes]
+        histories = [self._history.after(builder.path(node)) for node in nodes]
+        return self._follow.rank(rows, range(len(nodes)), k, positions, histories)
+
+    def start_distribution(self, tokens: Sequence[int], sampling: Sampling) -> Distribution:
+        """As `start`, but the whole distribution of the root's child under `sampling`."""
+        rows, row = self._root(tokens)
+        return row_distribution(rows, row, sampling, self._history)
+
+    def expand_distributions(
+        self, builder: TreeBuilder, nodes: Sequence[int], sampling: Sampling
+    ) -> list[Distribution]:
+        """As `expand`, but the whole distributions of the nodes' children under `sampling`."""
+        rows = self._nodes(builder, nodes)
+        return [
+            row_distribution(rows, row, sampling, self._history.after(builder.path(node)))
+            for row, node in enumerate(nodes)
+        ]
 
     def free(self) -> int:
         """Scratch slots left."""
@@ -102,6 +113,39 @@ class DraftModel:
     def close(self) -> None:
         self.session.close()
 
+    def _root(self, tokens: Sequence[int]) -> tuple[Rows, int]:
+        """One pass over what the draft lacks; the root is its last row."""
+        self._forget()
+        if len(tokens) - self.committed > self.session.spec.max_width:
+            self._feed(tokens, len(tokens) - 1)
+        for token in tokens[self._known :]:
+            self._history.append(token)
+        self._known = len(tokens)
+        missing = tokens[self.committed :]
+        places = range(self.committed, len(tokens))
+        rows = self._pass(missing, places, causal(self.committed, len(missing)))
+        self.session.store(range(len(missing)), places)
+        self.committed = self._next = len(tokens)
+        return rows, len(missing) - 1
+
+    def _nodes(self, builder: TreeBuilder, nodes: Sequence[int]) -> Rows:
+        """One pass over nodes, stored in scratch slots; each sees the text, its ancestors and itself."""
+        scratch = np.arange(self.committed, self._next, dtype=np.int32)
+        seen = np.zeros((len(nodes), len(scratch)), dtype=np.bool_)
+        for row, node in enumerate(nodes):
+            parent = builder.parents[node]
+            while parent != ROOT:
+                seen[row, self._slots[parent] - self.committed] = True
+                parent = builder.parents[parent]
+        visible = Visibility(self.committed, np.eye(len(nodes), dtype=np.bool_), scratch, seen)
+        positions = [self.committed - 1 + builder.depths[node] for node in nodes]
+        rows = self._pass([builder.tokens[node] for node in nodes], positions, visible)
+        for node in nodes:
+            self._slots[node] = self._next
+            self._next += 1
+        self.session.store(range(len(nodes)), [self._slots[node] for node in nodes])
+        return rows
+
     def _feed(self, tokens: Sequence[int], end: int) -> None:
         width = self.session.spec.max_width
         while self.committed < end:
@@ -121,3 +165,29 @@ class DraftModel:
     def _forget(self) -> None:
         self._slots.clear()
         self._next = self.committed
+
+
+class ModelDrafter:
+    """What every drafter over a draft model does alike. Its tree's nodes are those it gave to the model."""
+
+    draws: Draws | None = Draws.RANKED
+
+    def __init__(self, model: DraftModel) -> None:
+        self._model = model
+
+    @property
+    def passes(self) -> int:
+        return self._model.passes
+
+    @property
+    def rows(self) -> int:
+        return self._model.rows
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        self._model.begin(tokens)
+
+    def accept(self, tree: TokenTree, path: Sequence[int]) -> None:
+        self._model.accept(path)
+
+    def close(self) -> None:
+        self._model.close()

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.drafters.base import Drafter, NoDraft
 from hexgraft.host.drafters.best_first import BestFirst
 from hexgraft.host.drafters.chain import Chain
+from hexgraft.host.drafters.follow import followed
 from hexgraft.host.drafters.levels import Levels
 from hexgraft.host.drafters.lookup import Lookup, LookupKnobs
+from hexgraft.host.drafters.merge import Merge
 from hexgraft.host.drafters.model import DraftModel
+from hexgraft.host.drafters.sampled import Sampled
+from hexgraft.host.drafters.shape import AcceptanceTable
+from hexgraft.host.drafters.static import Static
+from hexgraft.host.sampling import Sampling
 from hexgraft.host.session import Session
+from hexgraft.host.tree import Draws
+from hexgraft.host.verify import Match, Residual, Verifier
 from hexgraft.models.errors import UsageError
 
-DRAFTERS = ("lookup", "chain", "best-first", "levels", "none")
+DRAFTERS = ("lookup", "chain", "best-first", "levels", "static", "sampled", "lookup+levels", "none")
 
 
 def default_drafter(bundle: Bundle) -> str:
@@ -23,21 +31,42 @@ def default_drafter(bundle: Bundle) -> str:
     return "levels" if bundle.draft is not None else "lookup"
 
 
-def make_drafter(name: str, bundle: Bundle, open_draft: Callable[[], Session]) -> Drafter:
+def make_drafter(
+    name: str,
+    bundle: Bundle,
+    open_draft: Callable[[], Session],
+    *,
+    sampling: Sampling | None = None,
+    verifier: Verifier | None = None,
+    table: AcceptanceTable | None = None,
+    corpus: Sequence[Sequence[int]] = (),
+) -> Drafter:
     """A drafter; `open_draft` is called only if it needs the bundle's draft model.
 
-    `chain` is the top-1 chain of the draft model, or of lookup where the bundle has none.
+    `chain` is the top-1 chain of the draft model, or of lookup where the bundle has none. `sampling` and
+    `verifier` are those of the run: under `match` a draft model ranks by the noise the target will draw with,
+    and `sampled` draws the way a residual verifier needs. `table` shapes `static` and `sampled`, `corpus`
+    holds token sequences for `lookup`.
     """
+    if name not in DRAFTERS:
+        raise UsageError(f"unknown drafter {name!r}", f"one of: {', '.join(DRAFTERS)}")
     if name == "none":
         return NoDraft()
     if name == "lookup":
-        return Lookup()
+        return Lookup(corpus)
     if name == "chain" and bundle.draft is None:
-        return Lookup(knobs=LookupKnobs(occurrences=1))
-    if name not in DRAFTERS:
-        raise UsageError(f"unknown drafter {name!r}", f"one of: {', '.join(DRAFTERS)}")
+        return Lookup(corpus, LookupKnobs(occurrences=1))
     bundle.model("draft")
-    model = DraftModel(open_draft())
+    sampling = sampling or Sampling()
+    verifier = verifier or Match(sampling.seed)
+    if name == "sampled":
+        draws = verifier.draws if isinstance(verifier, Residual) else Draws.DISTINCT
+        return Sampled(DraftModel(open_draft()), draws, sampling, table)
+    model = DraftModel(open_draft(), followed(sampling, verifier))
+    if name == "lookup+levels":
+        return Merge(Lookup(corpus), Levels(model))
+    if name == "static":
+        return Static(model, table)
     if name == "chain":
         return Chain(model)
     return Levels(model) if name == "levels" else BestFirst(model)
