@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 
 from hexgraft.host.drafters.base import Drafter, Limits, NoDraft
 from hexgraft.host.logits import NotFinite
-from hexgraft.host.sampling import History, Sampling, row_distribution
-from hexgraft.host.session import Rows, Session, causal, tree_visibility
+from hexgraft.host.sampling import History, Sampling
+from hexgraft.host.session import Session, causal, tree_visibility
 from hexgraft.host.stats import Stats
-from hexgraft.host.tree import ROOT, TokenTree, single
+from hexgraft.host.tree import TokenTree, single
 from hexgraft.host.verify import Match, Verifier
+from hexgraft.host.walk import TokenLogprob, Walk, Walker
 from hexgraft.models.errors import DecodeError, UsageError
 
 
@@ -47,23 +48,14 @@ class DecodeOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """Log probability of an emitted token at temperature 1, and the best tokens in its place, best first."""
-
-    token: int
-    logprob: float
-    top: tuple[tuple[int, float], ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Round:
     """One round: its tree, the accepted nodes from the root on, the emitted tokens, and why the run ended
     if it did.
 
     `context` is the number of committed tokens before the round. `finish` is "stop", "stop-string", "length"
-    (the context is full), "max-tokens" or None. `degraded` tells that logits were not finite and the walk ended
-    before them. `margins` and `logprobs` have one entry a token where they were asked for. `width` is that of
-    the target pass; `seconds` are this round's share of the phases of `Stats`.
+    (the context is full), "max-tokens" or None. `degraded` tells that logits were not finite and the walk
+    ended before them. `margins` and `logprobs` have one entry a token where they were asked for. `width` is
+    that of the target pass; `seconds` are this round's share of the phases of `Stats`.
     """
 
     tree: TokenTree
@@ -81,8 +73,8 @@ class Round:
 class Decoder:
     """Decodes one text after another on a target session. `begin`, then `step` until a round has a finish.
 
-    `ends` is told every emitted token in order and answers whether the text ends with it: stop strings hook in
-    here, so that text, tokens, cache and figures end at the same place.
+    `ends` is told every emitted token in order and answers whether the text ends with it: stop strings hook
+    in here, so that text, tokens, cache and figures end at the same place.
     """
 
     def __init__(
@@ -104,13 +96,24 @@ class Decoder:
                 f"--tree-size {self.options.tree_size} is wider than the widest graph, {widest}",
                 f"use --tree-size {widest} or less, or export with a wider --widths",
             )
+        sampling = self.options.sampling
+        self._walker = Walker(
+            self.verifier, sampling, self.options.margins, self.options.logprobs, self._emit
+        )
+        self._ends = ends
         self.tokens: list[int] = []
         self.committed = 0
         self.stats = Stats()
         self._history = History()
 
-    def begin(self, prompt: Sequence[int], progress: Callable[[int], None] | None = None) -> None:
-        """Prefill all of the prompt but its last token, which is the first root."""
+    def begin(
+        self, prompt: Sequence[int], progress: Callable[[int], None] | None = None, *, reuse: bool = False
+    ) -> None:
+        """Prefill all of the prompt but its last token, which is the first root.
+
+        `reuse` keeps what the cache already holds of the prompt's beginning: the next turn of a conversation
+        pays for its new tokens only. `progress` is told the tokens prefilled, as they are.
+        """
         capacity = self.session.spec.capacity
         if not prompt:
             raise DecodeError("the prompt is empty", "give at least one token of text")
@@ -119,12 +122,14 @@ class Decoder:
                 f"the prompt has {len(prompt)} tokens, the context holds {capacity}",
                 "shorten the prompt, or export with a larger --context",
             )
+        keep = _common(prompt, self.tokens[: self.committed]) if reuse else 0
         self.tokens = list(prompt)
-        self.committed = 0
-        self.stats = Stats(prompt_tokens=len(prompt))
+        self.committed = min(keep, len(prompt) - 1)
+        self.stats = Stats(prompt_tokens=len(prompt), reused_tokens=self.committed)
         self._history = History(prompt)
         start = time.perf_counter()
-        self.session.reset()
+        if not self.committed:
+            self.session.reset()
         end, width = len(prompt) - 1, self.session.spec.max_width
         while self.committed < end:
             chunk = prompt[self.committed : min(end, self.committed + width)]
@@ -134,7 +139,7 @@ class Decoder:
             self.committed += len(chunk)
             if progress:
                 progress(len(chunk))
-        self.drafter.begin(self.tokens)
+        self.drafter.begin(self.tokens, self.stats.reused_tokens)
         self.stats.spend("prefill", time.perf_counter() - start)
 
     def step(self) -> Round:
@@ -144,12 +149,12 @@ class Decoder:
         tree, degraded = self._draft()
         clock.lap("draft")
         try:
-            walk = self._verify(tree, clock)
+            walk, width = self._verify(tree, clock)
         except NotFinite:
             if len(tree) == 1:
                 raise
             tree, degraded = single(self.tokens[-1]), True
-            walk = self._verify(tree, clock)
+            walk, width = self._verify(tree, clock)
         walk.degraded |= degraded
         self.session.store(walk.accepted, range(context, context + len(walk.accepted)))
         self.committed += len(walk.accepted)
@@ -157,11 +162,21 @@ class Decoder:
         self.drafter.accept(tree, walk.accepted)
         clock.lap("draft")
         self.stats.count(tree, walk.judged)
-        self.stats.tokens += len(walk.tokens)
         self.stats.degraded += walk.degraded
         self.stats.draft_passes += self.drafter.passes - passes
         self.stats.draft_rows += self.drafter.rows - rows_before
-        return Round(tree, tuple(walk.accepted), tuple(walk.tokens), context, walk.finish, walk.degraded)
+        return Round(
+            tree=tree,
+            accepted=tuple(walk.accepted),
+            tokens=tuple(walk.tokens),
+            context=context,
+            finish=walk.finish,
+            degraded=walk.degraded,
+            margins=tuple(walk.margins),
+            logprobs=tuple(walk.logprobs),
+            width=width,
+            seconds=clock.phases,
+        )
 
     def rounds(self) -> Iterator[Round]:
         """Rounds until one has a finish."""
@@ -185,61 +200,35 @@ class Decoder:
         except NotFinite:
             return single(self.tokens[-1]), True
 
-    def _verify(self, tree: TokenTree, clock: _Clock) -> _Walk:
+    def _verify(self, tree: TokenTree, clock: _Clock) -> tuple[Walk, int]:
         """One target pass over the tree, then the walk. Positions come from depth, visibility from
         ancestry."""
         positions = (self.committed + tree.depths).tolist()
         visible = tree_visibility(self.committed, tree.ancestors())
         rows = self.session.forward(tree.tokens.tolist(), positions, visible)
-        self.stats.spend("target", rows.seconds)
-        clock.lap("target host", less=rows.seconds)
-        walk = self._walk(tree, rows)
+        clock.lap("target host", inside=("target", rows.seconds))
+        walk = self._walker.walk(tree, rows, self._history, self.committed)
         clock.lap("verify")
-        return walk
+        return walk, rows.width
 
-    def _walk(self, tree: TokenTree, rows: Rows) -> _Walk:
-        """From the root along accepted children until the target disagrees, the tree ends, or the text
-        does."""
-        walk = _Walk([ROOT], [], [])
-        node = ROOT
-        while True:
-            try:
-                target = row_distribution(rows, node, self.options.sampling, self._history)
-            except NotFinite:
-                if node == ROOT:
-                    raise
-                # The node's own token was emitted by its parent; only what follows it is unknown.
-                walk.accepted.pop()
-                walk.degraded = True
-                return walk
-            position = self.committed + int(tree.depths[node]) + 1
-            verdict = self.verifier.judge(tree, node, target, position)
-            walk.judged.append((node, verdict.child))
-            walk.tokens.append(verdict.token)
-            self.tokens.append(verdict.token)
-            self._history.append(verdict.token)
-            walk.finish = self._finish(verdict.token, len(walk.tokens))
-            if walk.finish is not None or verdict.child is None:
-                return walk
-            node = verdict.child
-            walk.accepted.append(node)
-
-    def _finish(self, token: int, emitted: int) -> str | None:
+    def _emit(self, token: int) -> str | None:
+        """Take an emitted token into the text; why the text ends with it, if it does."""
+        self.tokens.append(token)
+        self.stats.tokens += 1
+        ended = self._ends is not None and self._ends(token)
         if token in self.options.stops:
             return "stop"
-        if self.stats.tokens + emitted >= self.options.max_tokens:
+        if ended:
+            return "stop-string"
+        if self.stats.tokens >= self.options.max_tokens:
             return "max-tokens"
         # The token after the last slot can be emitted but not continued.
         return "length" if len(self.tokens) > self.session.spec.capacity else None
 
 
-@dataclass(slots=True)
-class _Walk:
-    accepted: list[int]
-    tokens: list[int]
-    judged: list[tuple[int, int | None]]
-    finish: str | None = None
-    degraded: bool = False
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many leading tokens two texts share."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 class _Clock:
@@ -248,8 +237,18 @@ class _Clock:
     def __init__(self, stats: Stats) -> None:
         self._stats = stats
         self._last = time.perf_counter()
+        self.phases: dict[str, float] = {}
 
-    def lap(self, phase: str, *, less: float = 0.0) -> None:
+    def lap(self, phase: str, *, inside: tuple[str, float] | None = None) -> None:
+        """Book the time since the last lap to `phase`, less what `inside` books to a phase of its own."""
         now = time.perf_counter()
-        self._stats.spend(phase, now - self._last - less)
+        spent = now - self._last
+        if inside is not None:
+            self._book(*inside)
+            spent -= inside[1]
+        self._book(phase, spent)
         self._last = now
+
+    def _book(self, phase: str, seconds: float) -> None:
+        self.phases[phase] = self.phases.get(phase, 0.0) + seconds
+        self._stats.spend(phase, seconds)

@@ -32,6 +32,7 @@ class Stats:
     """
 
     prompt_tokens: int = 0
+    reused_tokens: int = 0
     rounds: int = 0
     tokens: int = 0
     nodes: int = 0
@@ -80,6 +81,7 @@ class Stats:
         """For --json."""
         return {
             "prompt_tokens": self.prompt_tokens,
+            "reused_tokens": self.reused_tokens,
             "tokens": self.tokens,
             "rounds": self.rounds,
             "tokens_per_round": round(self.tokens_per_round, 4),

@@ -1,0 +1,88 @@
+"""The walk along a verified tree: from the root over accepted children until the target disagrees, the tree
+ends, or the text does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hexgraft.host.logits import NotFinite, log_sum_exp, top_tokens
+from hexgraft.host.sampling import History, Sampling, row_distribution
+from hexgraft.host.session import Rows
+from hexgraft.host.tree import ROOT, TokenTree
+from hexgraft.host.verify import Verifier
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log probability of an emitted token at temperature 1, and the best tokens in its place, best first."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(slots=True)
+class Walk:
+    """What a walk found: accepted nodes from the root on, emitted tokens, and each judged node with the child
+    accepted there. `finish` says why the text ended, if it did."""
+
+    accepted: list[int] = field(default_factory=lambda: [ROOT])
+    tokens: list[int] = field(default_factory=list)
+    judged: list[tuple[int, int | None]] = field(default_factory=list)
+    margins: list[float] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish: str | None = None
+    degraded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Walker:
+    """How a run walks. `emit` is told every emitted token in order and answers why the text ends there."""
+
+    verifier: Verifier
+    sampling: Sampling
+    margins: bool
+    logprobs: int | None
+    emit: Callable[[int], str | None]
+
+    def walk(self, tree: TokenTree, rows: Rows, history: History, position: int) -> Walk:
+        """Walk `tree`, whose root stands at `position`; `rows` are the target's, one a node.
+
+        Raises NotFinite if the logits of the root are not finite; further down the walk ends before such a
+        node.
+        """
+        walk = Walk()
+        node = ROOT
+        while True:
+            try:
+                target = row_distribution(rows, node, self.sampling, history)
+            except NotFinite:
+                if node == ROOT:
+                    raise
+                # The node's own token was emitted by its parent; only what follows it is unknown.
+                walk.accepted.pop()
+                walk.degraded = True
+                return walk
+            verdict = self.verifier.judge(tree, node, target, position + int(tree.depths[node]) + 1)
+            walk.judged.append((node, verdict.child))
+            walk.tokens.append(verdict.token)
+            self._record(walk, rows, node, verdict.token)
+            history.append(verdict.token)
+            walk.finish = self.emit(verdict.token)
+            if walk.finish is not None or verdict.child is None:
+                return walk
+            node = verdict.child
+            walk.accepted.append(node)
+
+    def _record(self, walk: Walk, rows: Rows, node: int, token: int) -> None:
+        """Margins and log probabilities come from raw logits, before penalties and temperature."""
+        if self.margins:
+            best = rows.topk(2, [node], log_sum=False).logits[0]
+            walk.margins.append(float(best[0] - best[1]))
+        if self.logprobs is not None:
+            logits = rows.logits(node)
+            total = log_sum_exp(logits)
+            best_ids = top_tokens(logits, self.logprobs) if self.logprobs else ()
+            top = tuple((int(i), float(logits[i]) - total) for i in best_ids)
+            walk.logprobs.append(TokenLogprob(token, float(logits[token]) - total, top))
