@@ -1,0 +1,175 @@
+#include "bundle.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <fstream>
+#include <iterator>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+namespace hexgraft {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int kFormat = 1;
+constexpr std::int64_t kManifestLimit = 16 << 20;
+constexpr const char* kLayout = "key[kv_heads,1,head_dim,C] value[kv_heads,1,C,head_dim] past=C";
+constexpr const char* kExport = "make it again with `hexgraft export`, or push it again";
+
+Error bad(const std::string& message) { return Error{"bad_bundle", message, kExport}; }
+
+// Size of a plain file, -1 for anything else. Links are refused: a bundle holds plain files.
+std::int64_t file_size(const std::string& path) {
+  struct stat info {};
+  if (lstat(path.c_str(), &info) != 0 || !S_ISREG(info.st_mode)) return -1;
+  return static_cast<std::int64_t>(info.st_size);
+}
+
+// A path that stays inside the bundle: relative, forward slashes, no empty, "." or ".." part.
+bool stays_inside(const std::string& name) {
+  if (name.find('\\') != std::string::npos || name.find('\0') != std::string::npos) return false;
+  std::size_t start = 0;
+  while (start <= name.size()) {
+    const std::size_t end = std::min(name.find('/', start), name.size());
+    const std::string part = name.substr(start, end - start);
+    if (part.empty() || part == "." || part == "..") return false;
+    start = end + 1;
+  }
+  return true;
+}
+
+// Reads numbers of a model entry; the first that does not fit is kept.
+struct Numbers {
+  const Json& entry;
+  std::string missing;
+
+  std::int64_t operator()(const char* name, std::int64_t low, std::int64_t high) {
+    const auto at = entry.find(name);
+    if (at != entry.end() && at->is_number_integer()) {
+      const auto value = at->get<std::int64_t>();
+      if (value >= low && value <= high) return value;
+    }
+    if (missing.empty()) missing = name;
+    return low;
+  }
+  int small(const char* name) { return static_cast<int>((*this)(name, 1, 1 << 24)); }
+  double real(const Json& from, const char* name, double low, double high) {
+    const auto at = from.find(name);
+    if (at != from.end() && at->is_number()) {
+      const auto value = at->get<double>();
+      if (std::isfinite(value) && value >= low && value <= high) return value;
+    }
+    if (missing.empty()) missing = name;
+    return low;
+  }
+};
+
+Result<Json> read_manifest(const std::string& where) {
+  const std::int64_t size = file_size(where);
+  if (size < 0) return Error{"no_bundle", "there is no manifest at " + where, "give the folder that holds bundle.json"};
+  if (size > kManifestLimit) return bad(where + " is larger than any manifest");
+  std::ifstream stream(where, std::ios::binary);
+  const std::string text((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
+  Json manifest = Json::parse(text, nullptr, false);
+  if (!manifest.is_object()) return bad(where + " is not a bundle manifest");
+  const auto format = manifest.find("format");
+  if (format == manifest.end() || !format->is_number_integer() || *format != kFormat) {
+    return Error{"bad_bundle", where + " is not of bundle format " + std::to_string(kFormat),
+                 "export again with the hexgraft this runner belongs to"};
+  }
+  return manifest;
+}
+
+Result<Sizes> read_sizes(const Json& entry, const std::string& where) {
+  Numbers number{entry, {}};
+  Sizes sizes;
+  sizes.layers = static_cast<int>(number("layers", 1, 1024));
+  sizes.hidden = number.small("hidden");
+  sizes.kv_heads = static_cast<int>(number("kv_heads", 1, 4096));
+  sizes.head_dim = static_cast<int>(number("head_dim", 2, 4096));
+  sizes.vocab = number.small("vocab");
+  sizes.context = number.small("context");
+  sizes.mask_value = static_cast<float>(number.real(entry, "mask_value", -1e9, -20));
+  const Json none = Json::object();
+  const auto rope = entry.find("rope");
+  sizes.theta = number.real(rope != entry.end() && rope->is_object() ? *rope : none, "theta", 1e-3, 1e12);
+  const auto hidden = entry.find("outputs_hidden");
+  sizes.has_hidden = hidden != entry.end() && hidden->is_boolean() && hidden->get<bool>();
+  const auto widths = entry.find("widths");
+  if (widths != entry.end() && widths->is_array()) {
+    for (const Json& width : *widths) {
+      const int last = sizes.widths.empty() ? 0 : sizes.widths.back();
+      if (!width.is_number_integer() || width.get<std::int64_t>() <= last || width.get<std::int64_t>() > 4096) {
+        return bad(where + ": the widths are not ascending positive numbers");
+      }
+      sizes.widths.push_back(width.get<int>());
+    }
+  }
+  if (!number.missing.empty()) return bad(where + ": `" + number.missing + "` is missing or out of range");
+  if (sizes.widths.empty()) return bad(where + ": there are no widths");
+  if (sizes.head_dim % 2 != 0 || entry.value("kv_layout", Json()) != kLayout ||
+      entry.value("kv_dtype", Json()) != "float32") {
+    return bad(where + ": the cache layout is not one this runner knows");
+  }
+  sizes.max_width = sizes.widths.back();
+  return sizes;
+}
+
+// The check of one graph's file against the manifest's list.
+Status check_file(const Json& manifest, const std::string& folder, const std::string& name, const std::string& where) {
+  const auto files = manifest.find("files");
+  if (!stays_inside(name) || files == manifest.end() || !files->is_object() || !files->contains(name)) {
+    return bad(where + " names a graph that is not in the bundle");
+  }
+  const Json& entry = (*files)[name];
+  const Json size = entry.is_object() ? entry.value("size", Json()) : Json();
+  const std::int64_t found = file_size(folder + "/" + name);
+  if (!size.is_number_integer() || found != size.get<std::int64_t>()) {
+    return bad(folder + "/" + name + (found < 0 ? " is missing from the bundle" : " has not the size it was made with"));
+  }
+  return std::nullopt;
+}
+
+int dimension(const Json& graph, const char* name) {
+  const Json value = graph.value(name, Json());
+  if (!value.is_number_integer()) return 0;
+  const auto number = value.get<std::int64_t>();
+  return number > 0 && number <= (1 << 24) ? static_cast<int>(number) : -1;
+}
+
+}  // namespace
+
+Result<ModelFiles> read_model(const std::string& path, const std::string& role, const std::string& provider) {
+  const std::string where = path + "/bundle.json";
+  Result<Json> manifest = read_manifest(where);
+  if (!manifest) return manifest.error();
+  const auto entry = manifest->find(role);
+  if (entry == manifest->end() || !entry->is_object()) {
+    return Error{"no_model", where + " has no " + role + " model", "export again with `--draft CHECKPOINT`"};
+  }
+  Result<Sizes> sizes = read_sizes(*entry, where);
+  if (!sizes) return sizes.error();
+  ModelFiles files{*sizes, {}};
+  const Json graphs = entry->value("graphs", Json());
+  for (const Json& graph : graphs.is_array() ? graphs : Json::array()) {
+    if (!graph.is_object() || graph.value("provider", Json()) != provider) continue;
+    const Json name = graph.value("file", Json());
+    if (!name.is_string()) return bad(where + " has a graph without a file");
+    if (Status problem = check_file(*manifest, path, name.get<std::string>(), where)) return *problem;
+    GraphFile file{path + "/" + name.get<std::string>(), dimension(graph, "width"), dimension(graph, "capacity")};
+    if (file.width < 0 || file.capacity < 0) return bad(where + " has a graph of impossible size");
+    files.graphs.push_back(std::move(file));
+  }
+  if (files.graphs.empty()) {
+    return Error{"no_graph", path + " has no " + provider + " graph of the " + role + " model",
+                 "export it for this provider, or choose another one"};
+  }
+  return files;
+}
+
+}  // namespace hexgraft

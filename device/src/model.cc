@@ -1,0 +1,125 @@
+#include "model.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstddef>
+#include <functional>
+#include <string>
+#include <utility>
+
+namespace hexgraft {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+Error refuse(const std::string& message) { return Error{"bad_field", message, "see the operation in PROTOCOL.md"}; }
+
+bool ascending(const std::vector<std::int32_t>& numbers) {
+  return std::adjacent_find(numbers.begin(), numbers.end(), std::greater_equal<>()) == numbers.end();
+}
+
+bool finite(const float* numbers, std::size_t count) {
+  return std::all_of(numbers, numbers + count, [](float x) { return std::isfinite(x); });
+}
+
+}  // namespace
+
+Model::Model(const Sizes& sizes, std::shared_ptr<Memory> memory, int capacity, std::unique_ptr<Graphs> graphs)
+    : sizes_(sizes),
+      memory_(std::move(memory)),
+      cache_(sizes, memory_, capacity),
+      pass_(sizes, memory_),
+      graphs_(std::move(graphs)),
+      first_capacity_(capacity) {}
+
+int Model::pad(int count) const {
+  if (sizes_.widths.empty()) return count;
+  return *std::lower_bound(sizes_.widths.begin(), sizes_.widths.end(), count);
+}
+
+Result<PassTimes> Model::forward(const std::vector<std::int32_t>& tokens, const std::vector<std::int32_t>& positions,
+                                 const Visibility& visible) {
+  const auto start = Clock::now();
+  staged_ = 0;
+  const int count = static_cast<int>(tokens.size());
+  if (count < 1 || count > sizes_.max_width || positions.size() != tokens.size()) {
+    return refuse("a pass takes 1 to " + std::to_string(sizes_.max_width) + " tokens and as many positions");
+  }
+  std::int64_t slots = visible.prefix;
+  for (const std::int32_t slot : visible.slots) slots = std::max<std::int64_t>(slots, std::int64_t{slot} + 1);
+  if (Status problem = cache_.grow(slots)) return *problem;
+  const int width = pad(count);
+  pass_.resize(width, cache_.capacity());
+  pass_.fill(width, cache_.capacity(), tokens, positions, visible);
+  Result<double> seconds = graphs_->run(width, cache_, pass_);
+  if (!seconds) return seconds.error();
+  staged_ = count;
+  width_ = width;
+  return PassTimes{count, width, *seconds, std::chrono::duration<double>(Clock::now() - start).count()};
+}
+
+Status Model::store(const std::vector<std::int32_t>& rows, const std::vector<std::int32_t>& slots) {
+  if (rows.size() != slots.size()) return refuse("a store needs as many slots as rows");
+  for (const std::int32_t row : rows) {
+    if (row < 0 || row >= staged_) {
+      return refuse("store of row " + std::to_string(row) + ", the last pass has " + std::to_string(staged_) + " rows");
+    }
+  }
+  std::vector<std::int32_t> sorted = slots;
+  std::sort(sorted.begin(), sorted.end());
+  if (!ascending(sorted)) return refuse("a store names a slot twice");
+  if (sorted.empty()) return std::nullopt;
+  if (sorted.front() < 0) return refuse("a store names a negative slot");
+  if (Status problem = cache_.grow(std::int64_t{sorted.back()} + 1)) return problem;
+  cache_.store(pass_.keys, pass_.values, width_, rows, slots);
+  return std::nullopt;
+}
+
+Status Model::move(const std::vector<std::int32_t>& source, const std::vector<std::int32_t>& target) {
+  if (source.size() != target.size()) return refuse("a move needs as many targets as sources");
+  if (source.empty()) return std::nullopt;
+  if (!ascending(source) || !ascending(target) || target.front() < 0) return refuse("a move wants ascending slots");
+  for (std::size_t i = 0; i < source.size(); ++i) {
+    if (target[i] > source[i]) return refuse("a move wants every target at or below its source");
+  }
+  if (source.back() >= cache_.capacity()) {
+    return refuse("move of slot " + std::to_string(source.back()) + ", the cache has " +
+                  std::to_string(cache_.capacity()));
+  }
+  cache_.move(source, target);
+  return std::nullopt;
+}
+
+void Model::reset() {
+  cache_.reset(first_capacity_);
+  staged_ = 0;
+}
+
+Status Model::save(int layer, int start, int count, float* keys, float* values) const {
+  if (layer < 0 || layer >= sizes_.layers || start < 0 || count < 0 || start > cache_.capacity() - count) {
+    return refuse("save of slots that the cache does not have");
+  }
+  cache_.save(layer, start, count, keys, values);
+  return std::nullopt;
+}
+
+Status Model::restore(int layer, int start, int count, const float* keys, const float* values) {
+  if (layer < 0 || layer >= sizes_.layers || start < 0 || count < 0) return refuse("restore of impossible slots");
+  const std::size_t floats = static_cast<std::size_t>(sizes_.kv_heads) * static_cast<std::size_t>(sizes_.head_dim) *
+                             static_cast<std::size_t>(count);
+  if (!finite(keys, floats) || !finite(values, floats)) return refuse("a restore holds numbers that are not finite");
+  if (Status problem = cache_.grow(std::int64_t{start} + count)) return problem;
+  cache_.restore(layer, start, count, keys, values);
+  return std::nullopt;
+}
+
+const float* Model::logits(int row) const {
+  return pass_.logits.floats() + static_cast<std::size_t>(row) * static_cast<std::size_t>(sizes_.vocab);
+}
+
+const float* Model::hidden(int row) const {
+  return pass_.hidden.floats() + static_cast<std::size_t>(row) * static_cast<std::size_t>(sizes_.hidden);
+}
+
+}  // namespace hexgraft

@@ -1,0 +1,96 @@
+#include "pass.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <utility>
+
+namespace hexgraft {
+namespace {
+
+std::size_t at(int index) { return static_cast<std::size_t>(index); }
+
+bool bit(const std::vector<std::uint8_t>& bits, std::size_t row_bytes, int row, int column) {
+  return (bits[at(row) * row_bytes + at(column) / 8] >> (at(column) % 8) & 1) != 0;
+}
+
+}  // namespace
+
+Pass::Pass(const Sizes& sizes, std::shared_ptr<Memory> memory) : sizes_(sizes), memory_(std::move(memory)) {
+  for (int i = 0; i < sizes.head_dim; i += 2) {
+    frequencies_.push_back(std::pow(sizes.theta, -static_cast<double>(i) / sizes.head_dim));
+  }
+}
+
+void Pass::resize(int width, int capacity) {
+  if (width <= width_ && capacity <= capacity_) return;
+  const std::size_t w = at(std::max(width, width_)), c = at(std::max(capacity, capacity_));
+  ++epoch_;
+  mask = Buffer(memory_, w * (c + w));
+  if (width > width_) {
+    const std::size_t half = at(sizes_.head_dim) / 2, row = at(sizes_.kv_heads) * at(sizes_.head_dim);
+    ids = Buffer(memory_, w);
+    cos = Buffer(memory_, w * half);
+    sin = Buffer(memory_, w * half);
+    logits = Buffer(memory_, w * at(sizes_.vocab));
+    hidden = Buffer(memory_, sizes_.has_hidden ? w * at(sizes_.hidden) : 0);
+    std::vector<Buffer> new_keys, new_values;
+    for (int i = 0; i < sizes_.layers; ++i) {
+      new_keys.emplace_back(memory_, row * w);
+      new_values.emplace_back(memory_, row * w);
+    }
+    keys = std::move(new_keys);
+    values = std::move(new_values);
+  }
+  width_ = static_cast<int>(w);
+  capacity_ = static_cast<int>(c);
+}
+
+void Pass::fill(int width, int capacity, const std::vector<std::int32_t>& tokens,
+                const std::vector<std::int32_t>& positions, const Visibility& visible) {
+  const int count = static_cast<int>(tokens.size());
+  auto* id = static_cast<std::int32_t*>(ids.data());
+  for (int row = 0; row < width; ++row) {
+    id[row] = row < count ? tokens[at(row)] : 0;
+    fill_rope(row, row < count ? positions[at(row)] : positions[0]);
+  }
+  fill_mask(width, capacity, count, visible);
+}
+
+// Angles in double, rounded once, so that far positions keep their phase.
+void Pass::fill_rope(int row, std::int32_t position) {
+  const std::size_t half = frequencies_.size();
+  float* c = cos.floats() + at(row) * half;
+  float* s = sin.floats() + at(row) * half;
+  for (std::size_t i = 0; i < half; ++i) {
+    const double angle = position * frequencies_[i];
+    c[i] = static_cast<float>(std::cos(angle));
+    s[i] = static_cast<float>(std::sin(angle));
+  }
+}
+
+void Pass::fill_mask(int width, int capacity, int count, const Visibility& visible) {
+  const std::size_t columns = at(capacity) + at(width);
+  const std::size_t row_bytes = (at(count) + 7) / 8, seen_bytes = (visible.slots.size() + 7) / 8;
+  std::fill(mask.floats(), mask.floats() + at(width) * columns, sizes_.mask_value);
+  for (int row = 0; row < width; ++row) {
+    float* line = mask.floats() + at(row) * columns;
+    float* own = line + capacity;
+    own[row] = 0;
+    if (row >= count) continue;
+    std::fill(line, line + visible.prefix, 0.0F);
+    for (std::size_t i = 0; i < visible.slots.size(); ++i) {
+      const bool sees = bit(visible.seen, seen_bytes, row, static_cast<int>(i));
+      line[visible.slots[i]] = sees ? 0.0F : sizes_.mask_value;
+    }
+    if (visible.rows.empty()) {
+      std::fill(own, own + row, 0.0F);
+      continue;
+    }
+    for (int other = 0; other < count; ++other) {
+      if (bit(visible.rows, row_bytes, row, other)) own[other] = 0;
+    }
+  }
+}
+
+}  // namespace hexgraft

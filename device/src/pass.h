@@ -1,0 +1,51 @@
+// One pass through a graph: its inputs, made from tokens, positions and visibility, and the buffers it fills.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "memory.h"
+#include "sizes.h"
+
+namespace hexgraft {
+
+// What each of T rows sees; never a function of positions or slots. Bits are packed little end first, one row after
+// the other, each row in whole bytes: `rows` [T][ceil(T/8)] (empty: causal), `seen` [T][ceil(S/8)] over `slots` [S].
+// Every row sees slots 0..prefix-1 and itself; `seen` has the last word on the slots it names.
+struct Visibility {
+  std::int32_t prefix = 0;
+  std::vector<std::uint8_t> rows;
+  std::vector<std::int32_t> slots;
+  std::vector<std::uint8_t> seen;
+};
+
+// Buffers as large as the widest pass so far; narrower passes use their fronts.
+class Pass {
+ public:
+  Pass(const Sizes& sizes, std::shared_ptr<Memory> memory);
+
+  // Make room for `width` rows over `capacity` slots.
+  void resize(int width, int capacity);
+  // Write all inputs. Rows from tokens.size() to width are pads: token 0, the first row's position, seeing themselves.
+  void fill(int width, int capacity, const std::vector<std::int32_t>& tokens,
+            const std::vector<std::int32_t>& positions, const Visibility& visible);
+  // Changes whenever a buffer's address does.
+  std::uint64_t epoch() const { return epoch_; }
+
+  Buffer ids, mask, cos, sin;        // [T] int32, [T][C+T], [T][head_dim/2] twice
+  Buffer logits, hidden;             // [T][vocab], [T][d]
+  std::vector<Buffer> keys, values;  // per layer [kv_heads][head_dim][T], [kv_heads][T][head_dim]
+
+ private:
+  void fill_mask(int width, int capacity, int count, const Visibility& visible);
+  void fill_rope(int row, std::int32_t position);
+
+  Sizes sizes_;
+  std::shared_ptr<Memory> memory_;
+  std::vector<double> frequencies_;
+  int width_ = 0, capacity_ = 0;
+  std::uint64_t epoch_ = 1;
+};
+
+}  // namespace hexgraft

@@ -1,0 +1,258 @@
+#include "runtime.h"
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "bundle.h"
+#include "ort.h"
+#include "ort_graphs.h"
+#include "threads.h"
+
+namespace hexgraft {
+namespace {
+
+constexpr int kNewestApi = 29;  // of the headers this is written for
+constexpr int kOldestApi = 22;
+constexpr const char* kQnn = "QNNExecutionProvider";
+
+// What a load may set of the QNN provider; paths stay the command line's business.
+const std::set<std::string> kHtpOptions{
+    "soc_model", "htp_arch", "device_id", "vtcm_mb", "htp_performance_mode", "rpc_control_latency",
+    "htp_graph_finalization_optimization_mode", "enable_htp_fp16_precision", "offload_graph_io_quantization",
+    "profiling_level"};
+
+// Memory the NPU reads without a copy, where the provider offers it.
+class SharedMemory : public Memory {
+ public:
+  explicit SharedMemory(const Ort::Session& session)
+      : allocator_(session, Ort::MemoryInfo("QnnHtpShared", OrtDeviceAllocator, 0, OrtMemTypeDefault)) {}
+  void* allocate(std::size_t bytes) override {
+    try {
+      return allocator_.Alloc(bytes);
+    } catch (const Ort::Exception&) {
+      return nullptr;
+    }
+  }
+  void release(void* data) override { allocator_.Free(data); }
+  std::string name() const override { return "QnnHtpShared"; }
+
+ private:
+  Ort::Allocator allocator_;
+};
+
+std::string folder_of(const std::string& path) {
+  const std::size_t slash = path.rfind('/');
+  return slash == std::string::npos ? "." : path.substr(0, slash);
+}
+
+}  // namespace
+
+struct Runtime::Environment {
+  Ort::Env env{ORT_LOGGING_LEVEL_ERROR, "hexgraft"};
+  bool plugin_registered = false;
+};
+
+// Makes the sessions of one model. Lives for one load.
+class GraphLoader {
+ public:
+  GraphLoader(Runtime& runtime, const LoadRequest& request, ModelFiles files)
+      : runtime_(runtime), env_(runtime.environment_->env), request_(request), files_(std::move(files)) {}
+
+  Result<std::unique_ptr<Model>> load() {
+    return request_.provider == "cpu" ? load_cpu() : load_htp();
+  }
+
+ private:
+  // The symbolic file in one session, so that the weights are in memory once.
+  Result<std::unique_ptr<Model>> load_cpu() {
+    const GraphFile& file = files_.graphs.front();
+    if (file.width != 0 || file.capacity != 0) {
+      return Error{"bad_graph", "the cpu graph has a fixed size", "export it with symbolic width and capacity"};
+    }
+    files_.sizes.widths = request_.widths;
+    if (!request_.widths.empty()) files_.sizes.max_width = request_.widths.back();
+    const int threads = use_cores();
+    Ort::SessionOptions options;
+    options.SetIntraOpNumThreads(threads);
+    options.SetInterOpNumThreads(1);
+    options.SetLogSeverityLevel(3);
+    std::map<int, Ort::Session> sessions;
+    sessions.emplace(0, Ort::Session(env_, file.path.c_str(), options));
+    const int context = files_.sizes.context;
+    const int capacity = request_.whole ? context : std::min(kCacheStep, context);
+    return finish(std::move(sessions), threads, capacity, plain_memory());
+  }
+
+  // Static graphs, one session per width, no node of them on the CPU.
+  Result<std::unique_ptr<Model>> load_htp() {
+    if (Status problem = register_plugin()) return *problem;
+    if (Status problem = choose_widths()) return *problem;
+    const int threads = use_cores();
+    Ort::SessionOptions options;
+    options.SetIntraOpNumThreads(threads);
+    options.SetLogSeverityLevel(3);
+    options.AddConfigEntry("session.disable_cpu_ep_fallback", "1");
+    if (Status problem = append_qnn(options)) return *problem;
+    std::map<int, Ort::Session> sessions;
+    for (const GraphFile& file : files_.graphs) {
+      sessions.emplace(file.width, Ort::Session(env_, file.path.c_str(), options));
+    }
+    std::shared_ptr<Memory> memory = shared_or_plain(sessions.begin()->second);
+    return finish(std::move(sessions), threads, files_.graphs.front().capacity, std::move(memory));
+  }
+
+  Result<std::unique_ptr<Model>> finish(std::map<int, Ort::Session> sessions, int threads, int capacity,
+                                        std::shared_ptr<Memory> memory) {
+    auto graphs = std::make_unique<OrtGraphs>(files_.sizes, request_.provider, threads, std::move(sessions));
+    if (Status problem = graphs->check()) return *problem;
+    return std::make_unique<Model>(files_.sizes, std::move(memory), capacity, std::move(graphs));
+  }
+
+  // Sets this thread's cores, which the runtime's threads inherit, and returns how many threads to run.
+  int use_cores() const {
+    static const std::vector<int> kBig = big_cores();  // before the first load narrows what this thread may use
+    set_affinity(kBig);
+    return request_.threads > 0 ? request_.threads : std::max(1, static_cast<int>(kBig.size()));
+  }
+
+  Status register_plugin() {
+    const std::string& path = runtime_.paths_.qnn;
+    if (path.empty() || access(path.c_str(), R_OK) != 0) {
+      return Error{"no_provider", "the runner was not given a QNN provider library", "start it with --qnn PATH"};
+    }
+    if (runtime_.environment_->plugin_registered) return std::nullopt;
+    try {
+      env_.RegisterExecutionProviderLibrary(kQnn, path);
+    } catch (const Ort::Exception& problem) {
+      return runtime_error("no_provider", "the QNN provider library cannot be used", problem,
+                           "its release must fit the ONNX Runtime it is used with");
+    }
+    runtime_.environment_->plugin_registered = true;
+    return std::nullopt;
+  }
+
+  // Keep the graphs of the widths asked for; all must have one capacity, which becomes the context.
+  Status choose_widths() {
+    std::vector<GraphFile> kept;
+    std::vector<int> widths;
+    for (const GraphFile& file : files_.graphs) {
+      const bool wanted = request_.widths.empty() ||
+                          std::find(request_.widths.begin(), request_.widths.end(), file.width) != request_.widths.end();
+      if (file.width == 0 || file.capacity == 0 || file.capacity > files_.sizes.context ||
+          file.capacity != files_.graphs.front().capacity) {
+        return Error{"bad_graph", "an htp graph needs a fixed width and the capacity of all others", "export it again"};
+      }
+      if (wanted) kept.push_back(file), widths.push_back(file.width);
+    }
+    std::sort(widths.begin(), widths.end());
+    if (widths.empty() || (!request_.widths.empty() && widths != request_.widths) ||
+        std::adjacent_find(widths.begin(), widths.end()) != widths.end()) {
+      return Error{"no_graph", "the bundle has not one htp graph for each width asked for", "choose widths it has"};
+    }
+    files_.graphs = std::move(kept);
+    files_.sizes.widths = widths;
+    files_.sizes.max_width = widths.back();
+    files_.sizes.context = files_.graphs.front().capacity;
+    return std::nullopt;
+  }
+
+  Status append_qnn(Ort::SessionOptions& options) {
+    const std::string& backend = runtime_.paths_.backend;
+    std::unordered_map<std::string, std::string> settings{
+        {"backend_path", backend.empty() ? folder_of(runtime_.paths_.qnn) + "/libQnnHtp.so" : backend},
+        {"htp_performance_mode", "burst"}};
+    for (const auto& [name, value] : request_.options) {
+      if (kHtpOptions.count(name) == 0) {
+        return Error{"bad_field", "`options` has the unknown entry `" + name + "`", "see PROTOCOL.md"};
+      }
+      settings[name] = value;
+    }
+    std::vector<Ort::ConstEpDevice> devices;
+    for (const Ort::ConstEpDevice& device : env_.GetEpDevices()) {
+      if (std::string(device.EpName()) == kQnn) devices.push_back(device);
+    }
+    if (devices.empty()) {
+      return Error{"no_provider", "the QNN provider found no device here", "on Linux it needs /dev/fastrpc-cdsp*"};
+    }
+    devices.resize(1);
+    options.AppendExecutionProvider_V2(env_, devices, settings);
+    return std::nullopt;
+  }
+
+  // Falling back is said in the answer to `load`, whose `memory` names what is used.
+  static std::shared_ptr<Memory> shared_or_plain(const Ort::Session& session) {
+    try {
+      auto memory = std::make_shared<SharedMemory>(session);
+      void* trial = memory->allocate(4096);
+      if (trial != nullptr) {
+        memory->release(trial);
+        return memory;
+      }
+    } catch (const Ort::Exception&) {  // the provider offers none
+    }
+    return plain_memory();
+  }
+
+  Runtime& runtime_;
+  Ort::Env& env_;
+  const LoadRequest& request_;
+  ModelFiles files_;
+};
+
+Result<std::shared_ptr<Runtime>> Runtime::open(const RuntimePaths& paths) {
+  const std::string name = paths.ort.empty() ? "libonnxruntime.so" : paths.ort;
+  void* library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    const char* reason = dlerror();
+    return Error{"no_runtime", std::string("ONNX Runtime cannot be loaded: ") + (reason != nullptr ? reason : name),
+                 "start the runner with --ort PATH"};
+  }
+  void* symbol = dlsym(library, "OrtGetApiBase");
+  if (symbol == nullptr) return Error{"no_runtime", name + " is not ONNX Runtime", "start the runner with --ort PATH"};
+  const OrtApiBase* base = reinterpret_cast<const OrtApiBase* (*)()>(symbol)();
+  std::shared_ptr<Runtime> runtime(new Runtime());
+  runtime->version_ = base->GetVersionString();
+  const OrtApi* api = nullptr;
+  for (int version = kNewestApi; api == nullptr && version >= kOldestApi; --version) {
+    api = base->GetApi(static_cast<std::uint32_t>(version));
+    runtime->api_ = version;
+  }
+  if (api == nullptr) {
+    return Error{"no_runtime", "ONNX Runtime " + runtime->version_ + " is older than this runner needs",
+                 "use ONNX Runtime 1.22 or newer"};
+  }
+  Ort::InitApi(api);
+  try {
+    runtime->environment_ = std::make_shared<Environment>();
+  } catch (const Ort::Exception& problem) {
+    return runtime_error("no_runtime", "ONNX Runtime does not start", problem, "use another release");
+  }
+  runtime->paths_ = paths;
+  return runtime;
+}
+
+std::vector<std::string> Runtime::providers() const {
+  std::vector<std::string> names{"cpu"};
+  if (!paths_.qnn.empty() && access(paths_.qnn.c_str(), R_OK) == 0) names.emplace_back("htp");
+  return names;
+}
+
+Result<std::unique_ptr<Model>> Runtime::load(const LoadRequest& request) {
+  if (request.provider != "cpu" && request.provider != "htp") {
+    return Error{"bad_field", "`provider` must be `cpu` or `htp`", "see PROTOCOL.md"};
+  }
+  Result<ModelFiles> files = read_model(request.bundle, request.role, request.provider);
+  if (!files) return files.error();
+  try {
+    return GraphLoader(*this, request, std::move(*files)).load();
+  } catch (const Ort::Exception& problem) {
+    return runtime_error("load_failed", "ONNX Runtime " + version_ + " cannot load the " + request.role, problem,
+                         "export the bundle again, or use the release it was made for");
+  }
+}
+
+}  // namespace hexgraft

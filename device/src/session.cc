@@ -1,0 +1,343 @@
+#include "session.h"
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <new>
+#include <utility>
+
+#include "rows.h"
+#include "stats.h"
+#include "threads.h"
+
+namespace hexgraft {
+namespace {
+
+constexpr std::size_t kHistory = 256;
+constexpr std::size_t kMostOperations = 4096;
+constexpr std::size_t kMostModels = 16;
+constexpr std::size_t kAnswerReserve = std::size_t{1} << 20;  // kept free for everything that is not bulk data
+
+// Bulk numbers travel as little-endian bytes, which is how every machine this runs on holds them.
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "bulk data is sent as it lies in memory");
+
+template <class T>
+Json binary(const T* data, std::size_t count) {
+  const auto* bytes = reinterpret_cast<const std::uint8_t*>(data);
+  return Json::binary(std::vector<std::uint8_t>(bytes, bytes + count * sizeof(T)));
+}
+
+std::vector<float> floats(const std::vector<std::uint8_t>& bytes) {
+  std::vector<float> numbers(bytes.size() / sizeof(float));
+  if (!numbers.empty()) std::memcpy(numbers.data(), bytes.data(), numbers.size() * sizeof(float));
+  return numbers;
+}
+
+Json error_map(const Error& error, int operation) {
+  return Json{{"op", operation}, {"code", error.code}, {"message", error.message}, {"hint", error.hint}};
+}
+
+Bytes pack(std::uint64_t id, Json results, const Json& error) {
+  Json answer{{"id", id}, {"results", std::move(results)}};
+  if (!error.is_null()) answer["error"] = error;
+  return Json::to_msgpack(answer);
+}
+
+Error missing_pass() { return Error{"no_pass", "there are no rows: no pass has run", "send a forward first"}; }
+
+// Bits beyond the last column must be clear, so that one meaning has one encoding.
+bool clean_padding(const std::vector<std::uint8_t>& bits, std::size_t columns) {
+  const std::size_t row_bytes = (columns + 7) / 8;
+  if (columns % 8 == 0 || row_bytes == 0) return true;
+  for (std::size_t i = row_bytes - 1; i < bits.size(); i += row_bytes) {
+    if (bits[i] >> (columns % 8) != 0) return false;
+  }
+  return true;
+}
+
+Visibility read_visibility(Fields& fields, const Sizes& sizes, std::size_t count) {
+  Visibility visible;
+  visible.prefix = static_cast<std::int32_t>(fields.integer("prefix", 0, sizes.context));
+  if (fields.has("visible")) {
+    visible.rows = fields.bytes("visible", count * ((count + 7) / 8));
+    if (!clean_padding(visible.rows, count)) fields.refuse("`visible` has bits beyond its last row");
+  }
+  if (fields.has("slots") || fields.has("seen")) {
+    const auto most = static_cast<std::size_t>(sizes.context);
+    visible.slots = fields.integers("slots", 0, sizes.context - 1, most);
+    visible.seen = fields.bytes("seen", count * ((visible.slots.size() + 7) / 8));
+    if (!clean_padding(visible.seen, visible.slots.size())) fields.refuse("`seen` has bits beyond its last slot");
+    std::vector<std::int32_t> sorted = visible.slots;
+    std::sort(sorted.begin(), sorted.end());
+    if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) fields.refuse("`slots` names a slot twice");
+  }
+  return visible;
+}
+
+}  // namespace
+
+Session::Session(Loader loader) : loader_(std::move(loader)) {}
+
+const std::map<std::string, Session::Verb>& Session::verbs() {
+  static const std::map<std::string, Verb> kVerbs{
+      {"load", &Session::load},   {"unload", &Session::unload}, {"forward", &Session::forward},
+      {"rows", &Session::rows},   {"store", &Session::store},   {"move", &Session::move},
+      {"reset", &Session::reset}, {"save", &Session::save},     {"restore", &Session::restore},
+      {"stats", &Session::stats}, {"bye", &Session::bye}};
+  return kVerbs;
+}
+
+Bytes Session::answer_error(const Error& error) { return pack(0, Json::array(), error_map(error, -1)); }
+
+Bytes Session::answer(const Bytes& message) {
+  if (Status problem = check_message(message.data(), message.size())) return answer_error(*problem);
+  const Json request = Json::from_msgpack(message, true, false);
+  if (!request.is_object()) return answer_error({"bad_frame", "the frame is not a valid message", ""});
+  Fields head(request);
+  const auto number = static_cast<std::uint64_t>(head.integer("id", 1, UINT32_MAX));
+  const std::uint64_t id = head.problem() ? 0 : number;
+  if (!request.contains("ops") || !request["ops"].is_array() || request["ops"].size() > kMostOperations) {
+    head.refuse("`ops` must be an array of operations");
+  }
+  if (request.size() != 2) head.refuse("a request has an `id` and `ops`, nothing else");
+  Json results = Json::array();
+  answer_bytes_ = 0;
+  // `ops` was looked at by hand, so ask for the first problem only.
+  if (Status problem = head.problem()) return pack(id, std::move(results), error_map(*problem, -1));
+  int index = 0;
+  for (const Json& operation : request["ops"]) {
+    Answer result = perform(operation);
+    if (!result) return pack(id, std::move(results), error_map(result.error(), index));
+    results.push_back(std::move(*result));
+    ++index;
+  }
+  return pack(id, std::move(results), nullptr);
+}
+
+Session::Answer Session::perform(const Json& operation) {
+  if (finished_) return Error{"bad_op", "an operation follows `bye`", ""};
+  if (!operation.is_object()) return Error{"bad_op", "an operation is not a map", "see PROTOCOL.md"};
+  Fields fields(operation);
+  const std::string op = fields.text("op");
+  const std::string name = fields.has("model") ? fields.text("model") : "";
+  const auto verb = verbs().find(op);
+  if (verb == verbs().end()) return Error{"bad_op", "there is no such operation", "see PROTOCOL.md"};
+  try {
+    return (this->*verb->second)(fields, name);
+  } catch (const std::bad_alloc&) {
+    return Error{"out_of_memory", "not enough memory for `" + op + "`", "use a smaller context or a smaller model"};
+  } catch (const std::exception& problem) {
+    return Error{"internal", "`" + op + "` failed: " + problem.what(), "please report this"};
+  }
+}
+
+Result<Model*> Session::model(const std::string& name) {
+  const auto at = models_.find(name);
+  if (at == models_.end()) {
+    return Error{"not_loaded", "no such model is loaded", "load it first, under the name in `model`"};
+  }
+  return at->second.get();
+}
+
+Status Session::reserve(std::size_t bytes) {
+  if (bytes > kFrameLimit - kAnswerReserve - answer_bytes_) {
+    return Error{"too_large", "the answer would pass the frame limit", "ask for less at a time"};
+  }
+  answer_bytes_ += bytes;
+  return std::nullopt;
+}
+
+Session::Answer Session::load(Fields& fields, const std::string& name) {
+  LoadRequest request;
+  request.role = fields.text("role");
+  request.bundle = fields.text("bundle");
+  request.provider = fields.text("provider");
+  if (fields.has("widths")) {
+    const std::vector<std::int32_t> widths = fields.integers("widths", 1, 4096, 64);
+    request.widths.assign(widths.begin(), widths.end());
+    if (widths.empty() || std::adjacent_find(widths.begin(), widths.end(), std::greater_equal<>()) != widths.end()) {
+      fields.refuse("`widths` must be ascending");
+    }
+  }
+  if (fields.has("whole")) request.whole = fields.boolean("whole");
+  if (fields.has("threads")) request.threads = static_cast<int>(fields.integer("threads", 0, 256));
+  if (fields.has("options")) request.options = fields.texts("options");
+  if (name.empty() || name.size() > 64) fields.refuse("`model` must be a name of 1 to 64 bytes");
+  if (request.role != "target" && request.role != "draft") fields.refuse("`role` must be `target` or `draft`");
+  if (models_.size() == kMostModels && models_.count(name) == 0) fields.refuse("too many models are loaded");
+  if (Status problem = fields.status()) return *problem;
+  models_.erase(name);
+  Result<std::unique_ptr<Model>> loaded = loader_(request);
+  if (!loaded) return loaded.error();
+  const Model& model = **loaded;
+  const Sizes& sizes = model.sizes();
+  Json answer{{"vocab", sizes.vocab},         {"layers", sizes.layers},
+              {"kv_heads", sizes.kv_heads},   {"head_dim", sizes.head_dim},
+              {"hidden", sizes.hidden},       {"capacity", sizes.context},
+              {"max_width", sizes.max_width}, {"has_hidden", sizes.has_hidden},
+              {"provider", model.graphs().provider()}, {"memory", model.memory().name()},
+              {"threads", model.graphs().threads()},   {"affinity", current_affinity()}};
+  answer["widths"] = sizes.widths.empty() ? Json() : Json(sizes.widths);
+  models_[name] = std::move(*loaded);
+  return answer;
+}
+
+Session::Answer Session::unload(Fields& fields, const std::string& name) {
+  if (Status problem = fields.status()) return *problem;
+  if (Result<Model*> found = model(name); !found) return found.error();
+  models_.erase(name);
+  return Json::object();
+}
+
+Session::Answer Session::forward(Fields& fields, const std::string& name) {
+  Result<Model*> found = model(name);
+  if (!found) return found.error();
+  Model& model = **found;
+  const Sizes& sizes = model.sizes();
+  const auto most = static_cast<std::size_t>(sizes.max_width);
+  const std::vector<std::int32_t> tokens = fields.integers("tokens", 0, sizes.vocab - 1, most);
+  const std::vector<std::int32_t> positions = fields.integers("positions", 0, sizes.context - 1, most);
+  const Visibility visible = read_visibility(fields, sizes, tokens.size());
+  if (Status problem = fields.status()) return *problem;
+  Result<PassTimes> pass = model.forward(tokens, positions, visible);
+  if (!pass) return pass.error();
+  if (history_.size() == kHistory) history_.erase(history_.begin());
+  history_.push_back({{"model", name}, {"count", pass->count}, {"width", pass->width},
+                      {"seconds", pass->runtime}, {"total", pass->total}});
+  return Json{{"count", pass->count}, {"width", pass->width}, {"seconds", pass->runtime}, {"total", pass->total}};
+}
+
+Session::Answer Session::rows(Fields& fields, const std::string& name) {
+  Result<Model*> found = model(name);
+  if (!found) return found.error();
+  Model& model = **found;
+  if (model.staged() == 0) return missing_pass();
+  const std::string want = fields.text("want");
+  if (want == "topk") return top_rows(fields, model);
+  const bool hidden = want == "hidden";
+  if (!hidden && want != "logits") fields.refuse("`want` must be `topk`, `logits` or `hidden`");
+  const int row = static_cast<int>(fields.integer("row", 0, model.staged() - 1));
+  if (Status problem = fields.status()) return *problem;
+  if (hidden && !model.sizes().has_hidden) {
+    return Error{"no_hidden", "this bundle's graph has no hidden output", "export it with a draft head"};
+  }
+  const auto count = static_cast<std::size_t>(hidden ? model.sizes().hidden : model.sizes().vocab);
+  if (Status problem = reserve(count * sizeof(float))) return *problem;
+  return Json{{want, binary(hidden ? model.hidden(row) : model.logits(row), count)}};
+}
+
+Session::Answer Session::top_rows(Fields& fields, Model& model) {
+  const auto vocab = static_cast<std::size_t>(model.sizes().vocab);
+  const auto k = static_cast<std::size_t>(fields.integer("k", 1, model.sizes().vocab));
+  std::vector<std::int32_t> chosen;
+  if (fields.has("rows")) {
+    chosen = fields.integers("rows", 0, model.staged() - 1, kMostOperations);
+  } else {
+    for (int row = 0; row < model.staged(); ++row) chosen.push_back(row);
+  }
+  const bool log_sum = fields.boolean("log_sum");
+  if (Status problem = fields.status()) return *problem;
+  if (Status problem = reserve(chosen.size() * (8 * k + 8))) return *problem;
+  std::vector<std::int32_t> ids(chosen.size() * k);
+  std::vector<float> logits(ids.size());
+  std::vector<double> sums;
+  for (std::size_t i = 0; i < chosen.size(); ++i) {
+    const float* row = model.logits(chosen[i]);
+    if (!top_tokens(row, vocab, k, ids.data() + i * k, logits.data() + i * k)) {
+      return Error{"not_finite", "the logits are not finite", "the graph overflows at this precision"};
+    }
+    if (log_sum) sums.push_back(log_sum_exp(row, vocab));
+  }
+  Json answer{{"ids", binary(ids.data(), ids.size())}, {"logits", binary(logits.data(), logits.size())}};
+  if (log_sum) answer["log_sum"] = binary(sums.data(), sums.size());
+  return answer;
+}
+
+Session::Answer Session::store(Fields& fields, const std::string& name) {
+  Result<Model*> found = model(name);
+  if (!found) return found.error();
+  Model& model = **found;
+  const auto most = static_cast<std::size_t>(model.sizes().max_width);
+  const std::vector<std::int32_t> rows = fields.integers("rows", 0, model.sizes().max_width - 1, most);
+  const std::vector<std::int32_t> slots = fields.integers("slots", 0, model.sizes().context - 1, most);
+  if (Status problem = fields.status()) return *problem;
+  if (model.staged() == 0 && !rows.empty()) return missing_pass();
+  if (Status problem = model.store(rows, slots)) return *problem;
+  return Json::object();
+}
+
+Session::Answer Session::move(Fields& fields, const std::string& name) {
+  Result<Model*> found = model(name);
+  if (!found) return found.error();
+  Model& model = **found;
+  const auto most = static_cast<std::size_t>(model.sizes().context);
+  const std::vector<std::int32_t> source = fields.integers("source", 0, model.sizes().context - 1, most);
+  const std::vector<std::int32_t> target = fields.integers("target", 0, model.sizes().context - 1, most);
+  if (Status problem = fields.status()) return *problem;
+  if (Status problem = model.move(source, target)) return *problem;
+  return Json::object();
+}
+
+Session::Answer Session::reset(Fields& fields, const std::string& name) {
+  Result<Model*> found = model(name);
+  if (!found) return found.error();
+  if (Status problem = fields.status()) return *problem;
+  (*found)->reset();
+  return Json::object();
+}
+
+Session::Answer Session::save(Fields& fields, const std::string& name) {
+  Result<Model*> found = model(name);
+  if (!found) return found.error();
+  const Model& model = **found;
+  const int layer = static_cast<int>(fields.integer("layer", 0, model.sizes().layers - 1));
+  const int start = static_cast<int>(fields.integer("start", 0, model.capacity()));
+  const int count = static_cast<int>(fields.integer("count", 0, model.capacity()));
+  if (Status problem = fields.status()) return *problem;
+  const std::size_t numbers = static_cast<std::size_t>(model.sizes().kv_heads) *
+                              static_cast<std::size_t>(model.sizes().head_dim) * static_cast<std::size_t>(count);
+  if (Status problem = reserve(2 * numbers * sizeof(float))) return *problem;
+  std::vector<float> keys(numbers), values(numbers);
+  if (Status problem = model.save(layer, start, count, keys.data(), values.data())) return *problem;
+  return Json{{"keys", binary(keys.data(), numbers)}, {"values", binary(values.data(), numbers)}};
+}
+
+Session::Answer Session::restore(Fields& fields, const std::string& name) {
+  Result<Model*> found = model(name);
+  if (!found) return found.error();
+  Model& model = **found;
+  const int layer = static_cast<int>(fields.integer("layer", 0, model.sizes().layers - 1));
+  const int start = static_cast<int>(fields.integer("start", 0, model.sizes().context));
+  const int count = static_cast<int>(fields.integer("count", 0, model.sizes().context));
+  const std::size_t bytes = static_cast<std::size_t>(model.sizes().kv_heads) *
+                            static_cast<std::size_t>(model.sizes().head_dim) * static_cast<std::size_t>(count) *
+                            sizeof(float);
+  const std::vector<float> keys = floats(fields.bytes("keys", bytes));
+  const std::vector<float> values = floats(fields.bytes("values", bytes));
+  if (Status problem = fields.status()) return *problem;
+  if (Status problem = model.restore(layer, start, count, keys.data(), values.data())) return *problem;
+  return Json::object();
+}
+
+Session::Answer Session::stats(Fields& fields, const std::string&) {
+  if (Status problem = fields.status()) return *problem;
+  Json threads = Json::object();
+  for (const auto& [thread, cores] : thread_affinities()) threads[std::to_string(thread)] = cores;
+  Json models = Json::object();
+  for (const auto& [name, model] : models_) {
+    models[name] = {{"capacity", model->capacity()}, {"memory", model->memory().name()},
+                    {"provider", model->graphs().provider()}, {"threads", model->graphs().threads()}};
+  }
+  return Json{{"passes", history_},         {"models", models},           {"memory", memory_stats()},
+              {"affinity", threads},        {"thermal", thermal_stats()}, {"frequency", frequency_stats()}};
+}
+
+Session::Answer Session::bye(Fields& fields, const std::string&) {
+  if (Status problem = fields.status()) return *problem;
+  models_.clear();
+  finished_ = true;
+  return Json::object();
+}
+
+}  // namespace hexgraft

@@ -1,0 +1,75 @@
+// The runner's end of the protocol: frames in, operations carried out in order, frames out.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "fields.h"
+#include "frames.h"
+#include "model.h"
+#include "result.h"
+
+namespace hexgraft {
+
+constexpr int kProtocol = 1;
+
+struct LoadRequest {
+  std::string bundle, role, provider;
+  std::vector<int> widths;  // empty: any
+  bool whole = false;       // the whole context at once, instead of a cache that grows
+  int threads = 0;          // 0: one per big core
+  std::map<std::string, std::string> options;
+};
+
+using Loader = std::function<Result<std::unique_ptr<Model>>(const LoadRequest&)>;
+
+class Session {
+ public:
+  explicit Session(Loader loader);
+
+  // The answer to one message, as bytes of a message. Never fails: what is wrong is in the answer.
+  Bytes answer(const Bytes& message);
+  // The answer to a frame that could not be read.
+  static Bytes answer_error(const Error& error);
+  // True once `bye` was said.
+  bool finished() const { return finished_; }
+
+ private:
+  using Answer = Result<Json>;
+  using Verb = Answer (Session::*)(Fields&, const std::string& name);
+  static const std::map<std::string, Verb>& verbs();
+
+  Answer perform(const Json& operation);
+  Result<Model*> model(const std::string& name);
+
+  Answer load(Fields& fields, const std::string& name);
+  Answer unload(Fields& fields, const std::string& name);
+  Answer forward(Fields& fields, const std::string& name);
+  Answer rows(Fields& fields, const std::string& name);
+  Answer top_rows(Fields& fields, Model& model);
+  Answer store(Fields& fields, const std::string& name);
+  Answer move(Fields& fields, const std::string& name);
+  Answer reset(Fields& fields, const std::string& name);
+  Answer save(Fields& fields, const std::string& name);
+  Answer restore(Fields& fields, const std::string& name);
+  Answer stats(Fields& fields, const std::string& name);
+  Answer bye(Fields& fields, const std::string& name);
+
+  // Reserve bytes of the answer being made; an answer above the frame limit is refused before it is built.
+  Status reserve(std::size_t bytes);
+
+  Loader loader_;
+  std::map<std::string, std::unique_ptr<Model>> models_;  // by the name the host gave
+  std::vector<Json> history_;  // times of recent passes, oldest first
+  std::size_t answer_bytes_ = 0;
+  bool finished_ = false;
+};
+
+}  // namespace hexgraft

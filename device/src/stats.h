@@ -1,0 +1,19 @@
+// What the kernel tells of this process and this device, where it tells anything.
+#pragma once
+
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+namespace hexgraft {
+
+// Bytes: "resident" and "peak" of this process, "private" (not shared with others), "available" on the device.
+nlohmann::json memory_stats();
+
+// Degrees Celsius by zone type, of `root`/class/thermal.
+nlohmann::json thermal_stats(const std::string& root = "/sys");
+
+// Current kHz by core number, of `root`/devices/system/cpu.
+nlohmann::json frequency_stats(const std::string& root = "/sys");
+
+}  // namespace hexgraft

@@ -1,0 +1,96 @@
+// Manifests that are read, and manifests that are refused.
+#include "bundle.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "check.h"
+
+using namespace hexgraft;
+using Json = nlohmann::json;
+
+namespace {
+
+struct Folder {
+  std::string path;
+  Folder() {
+    char name[] = "/tmp/hexgraft-bundle-XXXXXX";
+    path = ::mkdtemp(name);
+    ::mkdir((path + "/target").c_str(), 0700);
+    write("target/model.onnx", "graph");
+  }
+  ~Folder() {
+    for (const char* name : {"/target/model.onnx", "/target", "/bundle.json"}) {
+      ::unlink((path + name).c_str());
+      ::rmdir((path + name).c_str());
+    }
+    ::rmdir(path.c_str());
+  }
+  void write(const std::string& name, const std::string& content) const { std::ofstream(path + "/" + name) << content; }
+};
+
+Json manifest() {
+  return {{"format", 1},
+          {"target",
+           {{"layers", 2}, {"hidden", 64}, {"kv_heads", 2}, {"head_dim", 16}, {"vocab", 320}, {"context", 512},
+            {"rope", {{"dim", 16}, {"theta", 10000.0}}}, {"widths", {1, 8}}, {"kv_dtype", "float32"},
+            {"kv_layout", "key[kv_heads,1,head_dim,C] value[kv_heads,1,C,head_dim] past=C"},
+            {"mask_value", -100.0}, {"outputs_hidden", false},
+            {"graphs", {{{"file", "target/model.onnx"}, {"provider", "cpu"}, {"width", nullptr}, {"capacity", nullptr}}}}}},
+          {"draft", nullptr},
+          {"files", {{"target/model.onnx", {{"size", 5}, {"sha256", "00"}}}}}};
+}
+
+std::string code(const Folder& folder, const Json& value, const std::string& role = "target", const std::string& provider = "cpu") {
+  folder.write("bundle.json", value.is_string() ? value.get<std::string>() : value.dump());
+  Result<ModelFiles> files = read_model(folder.path, role, provider);
+  return files ? "" : files.error().code;
+}
+
+Json with(const std::string& pointer, const Json& value) {
+  Json changed = manifest();
+  changed[Json::json_pointer(pointer)] = value;
+  return changed;
+}
+
+}  // namespace
+
+int main() {
+  const Folder folder;
+  CHECK(read_model(folder.path, "target", "cpu").error().code == "no_bundle");
+  CHECK(code(folder, manifest()).empty());
+  Result<ModelFiles> files = read_model(folder.path, "target", "cpu");
+  CHECK(files && files->sizes.max_width == 8 && files->sizes.theta == 10000 && files->graphs.size() == 1);
+  CHECK(code(folder, manifest(), "draft") == "no_model");
+  CHECK(code(folder, manifest(), "target", "htp") == "no_graph");
+  CHECK(code(folder, "not json") == "bad_bundle");
+  CHECK(code(folder, "[[[[") == "bad_bundle");
+  CHECK(code(folder, with("/format", 2)) == "bad_bundle");
+  for (const char* name : {"layers", "hidden", "kv_heads", "head_dim", "vocab", "context"}) {
+    for (const Json& value : {Json(0), Json(-1), Json(1.5), Json("3"), Json(nullptr), Json(1LL << 60)}) {
+      CHECK(code(folder, with(std::string("/target/") + name, value)) == "bad_bundle");
+    }
+  }
+  CHECK(code(folder, with("/target/head_dim", 15)) == "bad_bundle");
+  CHECK(code(folder, with("/target/mask_value", 0)) == "bad_bundle");
+  CHECK(code(folder, with("/target/rope/theta", "x")) == "bad_bundle");
+  CHECK(code(folder, with("/target/rope", 3)) == "bad_bundle");
+  CHECK(code(folder, with("/target/kv_layout", "other")) == "bad_bundle");
+  CHECK(code(folder, with("/target/widths", Json::array({8, 1}))) == "bad_bundle");
+  CHECK(code(folder, with("/target/graphs", 3)) == "no_graph");
+  for (const char* name : {"../model.onnx", "/etc/passwd", "target/../target/model.onnx", "target//model.onnx", "", "other.onnx"}) {
+    Json escaping = with("/target/graphs/0/file", name);
+    escaping["files"][name] = {{"size", 5}};
+    if (std::string(name) == "other.onnx") escaping["files"].erase(name);
+    CHECK(code(folder, escaping) == "bad_bundle");
+  }
+  folder.write("target/model.onnx", "longer graph");
+  CHECK(code(folder, manifest()) == "bad_bundle");
+  return REPORT();
+}

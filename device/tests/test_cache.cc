@@ -1,0 +1,131 @@
+// The cache against a plain map of (layer, head, place, slot) to numbers, over random stores, moves and growth.
+#include "cache.h"
+
+#include <map>
+#include <random>
+#include <tuple>
+#include <vector>
+
+#include "check.h"
+
+using namespace hexgraft;
+
+namespace {
+
+Sizes sizes() {
+  Sizes s;
+  s.layers = 2;
+  s.kv_heads = 3;
+  s.head_dim = 4;
+  s.context = 700;
+  return s;
+}
+
+// What the cache must hold, written as slowly and plainly as possible.
+struct Plain {
+  std::map<std::tuple<int, int, int, int>, float> keys, values;  // layer, head, place in head, slot
+};
+
+void check_equal(Cache& cache, const Plain& plain, const Sizes& s) {
+  for (int layer = 0; layer < s.layers; ++layer) {
+    for (int h = 0; h < s.kv_heads; ++h) {
+      for (int d = 0; d < s.head_dim; ++d) {
+        for (int slot = 0; slot < cache.capacity(); ++slot) {
+          const auto at = std::make_tuple(layer, h, d, slot);
+          const auto key = plain.keys.find(at), value = plain.values.find(at);
+          CHECK(cache.keys(layer)[(h * s.head_dim + d) * cache.capacity() + slot] ==
+                (key == plain.keys.end() ? 0 : key->second));
+          CHECK(cache.values(layer)[(h * cache.capacity() + slot) * s.head_dim + d] ==
+                (value == plain.values.end() ? 0 : value->second));
+        }
+      }
+    }
+  }
+}
+
+void random_stores_and_moves() {
+  const Sizes s = sizes();
+  Cache cache(s, plain_memory(), 256);
+  Plain plain;
+  std::mt19937 random(7);
+  const int width = 5;
+  std::vector<Buffer> keys, values;
+  for (int i = 0; i < s.layers; ++i) {
+    keys.emplace_back(plain_memory(), static_cast<std::size_t>(s.kv_heads * s.head_dim * width));
+    values.emplace_back(plain_memory(), static_cast<std::size_t>(s.kv_heads * s.head_dim * width));
+  }
+  float next = 1;
+  for (int round = 0; round < 40; ++round) {
+    for (Buffer& b : keys) for (std::size_t i = 0; i < b.count(); ++i) b.floats()[i] = next++;
+    for (Buffer& b : values) for (std::size_t i = 0; i < b.count(); ++i) b.floats()[i] = next++;
+    const int base = static_cast<int>(random() % 690);
+    CHECK(!cache.grow(base + 8));
+    const std::vector<std::int32_t> rows{4, 0, 2}, slots{base, base + 3, base + 1};
+    cache.store(keys, values, width, rows, slots);
+    for (int layer = 0; layer < s.layers; ++layer) {
+      for (int h = 0; h < s.kv_heads; ++h) {
+        for (int d = 0; d < s.head_dim; ++d) {
+          for (std::size_t r = 0; r < rows.size(); ++r) {
+            const auto at = static_cast<std::size_t>(layer);
+            plain.keys[{layer, h, d, slots[r]}] = keys[at].floats()[(h * s.head_dim + d) * width + rows[r]];
+            plain.values[{layer, h, d, slots[r]}] = values[at].floats()[(h * width + rows[r]) * s.head_dim + d];
+          }
+        }
+      }
+    }
+    // Overlapping on purpose: targets are other pairs' sources.
+    const std::vector<std::int32_t> source{base, base + 1, base + 3, base + 5};
+    const std::vector<std::int32_t> target{base, base + 1, base + 2, base + 3};
+    const Plain before = plain;
+    cache.move(source, target);
+    for (auto [from, to] : {std::pair(&before.keys, &plain.keys), std::pair(&before.values, &plain.values)}) {
+      for (int layer = 0; layer < s.layers; ++layer) {
+        for (int h = 0; h < s.kv_heads; ++h) {
+          for (int d = 0; d < s.head_dim; ++d) {
+            for (std::size_t i = 0; i < source.size(); ++i) {
+              const auto at = from->find({layer, h, d, source[i]});
+              (*to)[{layer, h, d, target[i]}] = at == from->end() ? 0 : at->second;
+            }
+          }
+        }
+      }
+    }
+  }
+  check_equal(cache, plain, s);
+}
+
+void growth_in_steps_and_back() {
+  const Sizes s = sizes();
+  Cache cache(s, plain_memory(), 256);
+  const auto first = cache.epoch();
+  CHECK(!cache.grow(256) && cache.capacity() == 256 && cache.epoch() == first);
+  cache.keys(1)[5 * 256 + 255] = 3;
+  CHECK(!cache.grow(257) && cache.capacity() == 512 && cache.epoch() != first);
+  CHECK(cache.keys(1)[5 * 512 + 255] == 3 && cache.keys(1)[5 * 512 + 256] == 0);
+  CHECK(!cache.grow(513) && cache.capacity() == 700);  // the context, not a whole step
+  const Status beyond = cache.grow(701);
+  CHECK(beyond && beyond->code == "out_of_range" && cache.capacity() == 700);
+  cache.reset(256);
+  CHECK(cache.capacity() == 256 && cache.keys(1)[5 * 256 + 255] == 0);
+}
+
+void save_and_restore() {
+  const Sizes s = sizes();
+  Cache cache(s, plain_memory(), 256), other(s, plain_memory(), 512);
+  for (int i = 0; i < 12 * 256; ++i) cache.keys(0)[i] = static_cast<float>(i), cache.values(0)[i] = static_cast<float>(-i);
+  std::vector<float> keys(12 * 9), values(12 * 9);
+  cache.save(0, 3, 9, keys.data(), values.data());
+  CHECK(keys[9] == 256 + 3 && values[0] == -3 * 4);
+  other.restore(0, 3, 9, keys.data(), values.data());
+  CHECK(other.keys(0)[1 * 512 + 3] == 256 + 3 && other.keys(0)[1 * 512 + 2] == 0 && other.keys(0)[512 + 12] == 0);
+  CHECK(other.values(0)[(1 * 512 + 4) * 4 + 2] == -((1 * 256 + 4) * 4 + 2));
+}
+
+}  // namespace
+
+int main() {
+  random_stores_and_moves();
+  growth_in_steps_and_back();
+  save_and_restore();
+  return REPORT();
+}

@@ -1,0 +1,106 @@
+// Inputs of a pass: pads, the tree mask from compact visibility, RoPE tables.
+#include <cmath>
+
+#include "check.h"
+#include "pass.h"
+
+using namespace hexgraft;
+
+namespace {
+
+Sizes sizes() {
+  Sizes s;
+  s.layers = 1;
+  s.hidden = 4;
+  s.kv_heads = 1;
+  s.head_dim = 8;
+  s.vocab = 11;
+  s.context = 100;
+  s.max_width = 16;
+  s.mask_value = -50;
+  s.theta = 10000;
+  return s;
+}
+
+bool sees(Pass& pass, int width, int capacity, int row, int column) {
+  const float value = pass.mask.floats()[row * (capacity + width) + column];
+  CHECK(value == 0 || value == -50);
+  return value == 0;
+}
+
+//      A B C D     root A, children B C of A, child D of B, in a pass of width 6: rows 4 and 5 are pads
+void tree_with_pads() {
+  Pass pass(sizes(), plain_memory());
+  pass.resize(6, 10);
+  Visibility visible;
+  visible.prefix = 3;
+  visible.rows = {0b0001, 0b0011, 0b0101, 0b1011};
+  pass.fill(6, 10, {5, 6, 7, 8}, {3, 4, 4, 5}, visible);
+  const char* rows[6] = {"x.....", "xx....", "x.x...", "xx.x..", "....x.", ".....x"};
+  for (int row = 0; row < 6; ++row) {
+    for (int slot = 0; slot < 10; ++slot) CHECK(sees(pass, 6, 10, row, slot) == (row < 4 && slot < 3));
+    for (int other = 0; other < 6; ++other) CHECK(sees(pass, 6, 10, row, 10 + other) == (rows[row][other] == 'x'));
+  }
+  const auto* ids = static_cast<const std::int32_t*>(pass.ids.data());
+  CHECK(ids[0] == 5 && ids[3] == 8 && ids[4] == 0 && ids[5] == 0);
+  for (int i = 0; i < 4; ++i) CHECK(pass.cos.floats()[5 * 4 + i] == pass.cos.floats()[i]);  // pads: first position
+}
+
+void causal_and_scratch_slots() {
+  Pass pass(sizes(), plain_memory());
+  pass.resize(9, 20);
+  Visibility visible;
+  visible.prefix = 4;
+  // Slot 2 is inside the prefix: what `seen` says of it counts.
+  visible.slots = {15, 2, 16, 17, 18, 19, 10, 11, 12};
+  visible.seen.assign(9 * 2, 0);
+  visible.seen[0] = 0b00000011;      // row 0 sees slots 15 and 2
+  visible.seen[2 * 8 + 1] = 0b1;     // row 8 sees slot 12
+  pass.fill(9, 20, std::vector<std::int32_t>(9, 1), std::vector<std::int32_t>(9, 4), visible);
+  for (int row = 0; row < 9; ++row) {
+    for (int other = 0; other < 9; ++other) CHECK(sees(pass, 9, 20, row, 20 + other) == (other <= row));
+    CHECK(sees(pass, 9, 20, row, 0) && sees(pass, 9, 20, row, 3) && !sees(pass, 9, 20, row, 4));
+    CHECK(sees(pass, 9, 20, row, 2) == (row == 0));
+    CHECK(sees(pass, 9, 20, row, 15) == (row == 0));
+    CHECK(sees(pass, 9, 20, row, 12) == (row == 8));
+  }
+}
+
+// A narrower pass after a wider one leaves nothing of it behind.
+void narrow_after_wide() {
+  Pass pass(sizes(), plain_memory());
+  pass.resize(16, 30);
+  Visibility visible;
+  visible.prefix = 30;
+  pass.fill(16, 30, std::vector<std::int32_t>(16, 3), std::vector<std::int32_t>(16, 9), visible);
+  const auto epoch = pass.epoch();
+  pass.resize(2, 30);
+  CHECK(pass.epoch() == epoch);
+  visible.prefix = 1;
+  pass.fill(2, 30, {4, 5}, {7, 8}, visible);
+  int zeros = 0;
+  for (int i = 0; i < 2 * 32; ++i) zeros += pass.mask.floats()[i] == 0 ? 1 : 0;
+  CHECK(zeros == 1 + 1 + 1 + 2);
+}
+
+void rope_angles() {
+  Pass pass(sizes(), plain_memory());
+  pass.resize(1, 1);
+  Visibility visible;
+  pass.fill(1, 1, {0}, {97}, visible);
+  for (int i = 0; i < 4; ++i) {
+    const double angle = 97 * std::pow(10000.0, -2.0 * i / 8);
+    CHECK(pass.cos.floats()[i] == static_cast<float>(std::cos(angle)));
+    CHECK(pass.sin.floats()[i] == static_cast<float>(std::sin(angle)));
+  }
+}
+
+}  // namespace
+
+int main() {
+  tree_with_pads();
+  causal_and_scratch_slots();
+  narrow_after_wide();
+  rope_angles();
+  return REPORT();
+}

@@ -1,0 +1,283 @@
+"""The session that drives a runner over the wire protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from hexgraft.host.bundle import Bundle
+from hexgraft.host.local_runner import LocalRunner
+from hexgraft.host.runner_connection import Operation, OperationFailed, RunnerConnection, as_error
+from hexgraft.host.runner_rows import Passed, RunnerRows, Want, convert, floats
+from hexgraft.host.session import Bools, CacheRows, SessionSpec, Visibility
+from hexgraft.host.wire import BULK_LIMIT, RunnerLost
+from hexgraft.models.errors import DecodeError, UsageError
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """What a runner says of a model it loaded. `memory` names where its tensors live."""
+
+    vocab: int
+    layers: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    capacity: int
+    widths: list[int] | None
+    max_width: int
+    has_hidden: bool
+    provider: str
+    memory: str
+    threads: int
+    affinity: list[int]
+
+
+class RunnerSession:
+    """A model of a bundle, run by a runner at the other end of `connection`.
+
+    `place` is the bundle's folder as the runner sees it. Stores, moves and resets wait for the next message,
+    so that a round costs one round trip; the rows a pass is usually asked for come back with it.
+    """
+
+    def __init__(
+        self,
+        connection: RunnerConnection,
+        place: str,
+        role: str = "target",
+        *,
+        provider: str = "cpu",
+        widths: Sequence[int] | None = None,
+        whole: bool = False,
+        threads: int = 0,
+        options: Mapping[str, str] | None = None,
+        owner: LocalRunner | None = None,
+    ) -> None:
+        self.name = connection.name(role)
+        request = self.operation("load", role=role, bundle=place, provider=provider)
+        request |= {"whole": whole, "threads": threads}
+        if widths:
+            request["widths"] = sorted(set(widths))
+        if options:
+            request["options"] = dict(options)
+        self.connection = connection
+        self.role = role
+        self._owner = owner
+        self._queue: list[Operation] = []
+        self.wants: dict[tuple[bool, bool], Want] = {}
+        self.number = 0
+        self.staged = 0
+        self._last: RunnerRows | None = None
+        self._triangles: dict[int, Bools] = {}
+        self.loaded = convert(connection.call_one(request), Loaded)
+        self.spec = self._spec(provider)
+
+    def _spec(self, provider: str) -> SessionSpec:
+        loaded = self.loaded
+        return SessionSpec(
+            role=self.role,
+            vocab=loaded.vocab,
+            layers=loaded.layers,
+            kv_heads=loaded.kv_heads,
+            head_dim=loaded.head_dim,
+            hidden=loaded.hidden,
+            capacity=loaded.capacity,
+            widths=tuple(loaded.widths) if loaded.widths is not None else None,
+            max_width=loaded.max_width,
+            provider="runner" if provider == "cpu" else f"runner-{provider}",
+            has_hidden=loaded.has_hidden,
+        )
+
+    def forward(self, tokens: Sequence[int], positions: Sequence[int], visible: Visibility) -> RunnerRows:
+        if len(positions) != len(tokens) or visible.count != len(tokens):
+            raise DecodeError(
+                f"{len(tokens)} tokens, {len(positions)} positions, {visible.count} visibility rows"
+            )
+        self._learn()
+        operation = self.operation(
+            "forward", tokens=_ints(tokens), positions=_ints(positions), prefix=int(visible.prefix)
+        )
+        causal = bool((visible.rows == self._triangle(visible.count)).all())
+        if not causal:
+            operation["visible"] = _bits(visible.rows | np.eye(visible.count, dtype=np.bool_))
+        if visible.slots.size:
+            operation["slots"] = visible.slots.tolist()
+            operation["seen"] = _bits(visible.seen)
+        kind = (causal, bool(visible.slots.size))
+        want = self.wants.get(kind)
+        eager = (
+            [self.topk_operation(want.k, [len(tokens) - 1] if want.last else None, want.log_sum)]
+            if want
+            else []
+        )
+        self.staged = 0
+        self.number += 1
+        results = self.send([operation, *eager], optional=len(eager))
+        passed = convert(results[0], Passed)
+        self.staged = passed.count
+        self._last = RunnerRows(self, self.number, kind, passed)
+        if want and len(results) == 2:
+            self._last.keep(want, results[1])
+        return self._last
+
+    def store(self, rows: Sequence[int], slots: Sequence[int]) -> None:
+        source, target = _ints(rows), _ints(slots)
+        if len(source) != len(target):
+            raise DecodeError(f"store of {len(source)} rows into {len(target)} slots")
+        if not source:
+            return
+        if min(source) < 0 or max(source) >= self.staged:
+            raise DecodeError(f"store of row {max(source)}, the last pass had {self.staged} rows")
+        if min(target) < 0:
+            raise DecodeError("store into a negative slot")
+        if max(target) >= self.spec.capacity:
+            raise DecodeError(f"slot {max(target)} is beyond the context of {self.spec.capacity} slots")
+        self._queue.append(self.operation("store", rows=source, slots=target))
+
+    def move(self, source: Sequence[int], target: Sequence[int]) -> None:
+        src, dst = np.asarray(source, np.intp), np.asarray(target, np.intp)
+        if src.shape != dst.shape:
+            raise DecodeError(f"move of {src.size} slots onto {dst.size} slots")
+        if not src.size:
+            return
+        if (np.diff(src) <= 0).any() or (np.diff(dst) <= 0).any() or (dst > src).any() or dst[0] < 0:
+            raise DecodeError("move wants ascending slots, every target at or below its source")
+        if src[-1] >= self.spec.capacity:
+            raise DecodeError(f"move of slot {src[-1]}, the cache has {self.spec.capacity}")
+        self._queue.append(self.operation("move", source=src.tolist(), target=dst.tolist()))
+
+    def reset(self) -> None:
+        self._queue = [self.operation("reset")]
+        self.staged = 0
+
+    def save(self, count: int) -> CacheRows:
+        if not 0 <= count <= self.spec.capacity:
+            raise DecodeError(f"save of {count} slots, the cache has {self.spec.capacity}")
+        spec = self.spec
+        keys = np.empty((spec.layers, spec.kv_heads, spec.head_dim, count), np.float32)
+        values = np.empty((spec.layers, spec.kv_heads, count, spec.head_dim), np.float32)
+        for pieces in self._pieces(count):
+            asked = [self.operation("save", layer=i, start=start, count=size) for i, start, size in pieces]
+            for (i, start, size), result in zip(pieces, self.send(asked), strict=True):
+                shape = (spec.kv_heads, spec.head_dim, size)
+                keys[i, :, :, start : start + size] = floats(result["keys"]).reshape(shape)
+                shape = (spec.kv_heads, size, spec.head_dim)
+                values[i, :, start : start + size] = floats(result["values"]).reshape(shape)
+        return CacheRows(keys, values)
+
+    def restore(self, rows: CacheRows) -> None:
+        spec = self.spec
+        if rows.keys.shape != (spec.layers, spec.kv_heads, spec.head_dim, rows.count):
+            raise DecodeError("the saved cache does not belong to this model or is damaged")
+        for pieces in self._pieces(rows.count):
+            operations = []
+            for i, start, size in pieces:
+                keys = np.ascontiguousarray(rows.keys[i, :, :, start : start + size], "<f4").tobytes()
+                values = np.ascontiguousarray(rows.values[i, :, start : start + size], "<f4").tobytes()
+                operations.append(
+                    self.operation("restore", layer=i, start=start, count=size, keys=keys, values=values)
+                )
+            self.send(operations)
+
+    def stats(self) -> dict[str, Any]:
+        """The runner's own figures, as PROTOCOL.md lists them."""
+        return self.send([{"op": "stats"}])[0]
+
+    def close(self) -> None:
+        """Unload the model, and end a runner this session started."""
+        if self._owner is not None:
+            self._owner.close()
+            return
+        try:
+            self._queue.clear()
+            self.connection.call_one(self.operation("unload"))
+        except RunnerLost:
+            pass  # nothing is left to unload
+
+    def operation(self, op: str, **fields: Any) -> Operation:
+        return {"op": op, "model": self.name, **fields}
+
+    def topk_operation(self, k: int, rows: Sequence[int] | None, log_sum: bool) -> Operation:
+        operation = self.operation("rows", want="topk", k=k, log_sum=log_sum)
+        if rows is not None:
+            operation["rows"] = list(rows)
+        return operation
+
+    def send(self, operations: list[Operation], optional: int = 0) -> list[dict[str, Any]]:
+        """Results of `operations`, after all that waits; the last `optional` may fail and be missing."""
+        waiting, self._queue = self._queue, []
+        try:
+            return self.connection.call([*waiting, *operations])[len(waiting) :]
+        except OperationFailed as failed:
+            if optional and failed.error.op >= len(waiting) + len(operations) - optional:
+                return failed.results[len(waiting) :]
+            raise as_error(failed.error) from None
+
+    def _learn(self) -> None:
+        """Stop sending rows along with a kind of pass whose last rows nobody asked for."""
+        if self._last is not None and self._last.unused():
+            self.wants.pop(self._last.kind, None)
+
+    def _triangle(self, count: int) -> Bools:
+        if count not in self._triangles:
+            self._triangles[count] = np.tri(count, dtype=np.bool_)
+        return self._triangles[count]
+
+    def _pieces(self, count: int) -> list[list[tuple[int, int, int]]]:
+        """(layer, start, size) of a whole prefix, in messages below the frame limit."""
+        slot_bytes = 2 * 4 * self.spec.kv_heads * self.spec.head_dim
+        size = max(1, min(count, BULK_LIMIT // 2 // slot_bytes))
+        per_message = max(1, BULK_LIMIT // 2 // (size * slot_bytes))
+        pieces = [
+            (layer, start, min(size, count - start))
+            for layer in range(self.spec.layers)
+            for start in range(0, count, size)
+        ]
+        return [pieces[i : i + per_message] for i in range(0, len(pieces), per_message)]
+
+
+def open_local_session(
+    bundle: Bundle,
+    role: str = "target",
+    *,
+    provider: str = "cpu",
+    widths: Sequence[int] | None = None,
+    whole: bool = False,
+    threads: int = 0,
+    options: Mapping[str, str] | None = None,
+    binary: Path | None = None,
+) -> RunnerSession:
+    """Start this machine's runner and load one model in it; closing the session ends the runner."""
+    runner = LocalRunner(binary)
+    try:
+        if provider not in runner.connection.hello.providers and runner.connection.hello.error is None:
+            raise UsageError(
+                f"the runner has no provider {provider!r}",
+                f"it has: {', '.join(runner.connection.hello.providers)}",
+            )
+        return RunnerSession(
+            runner.connection,
+            str(bundle.path.resolve()),
+            role,
+            provider=provider,
+            widths=widths,
+            whole=whole,
+            threads=threads,
+            options=options,
+            owner=runner,
+        )
+    except BaseException:
+        runner.close()
+        raise
+
+
+def _ints(numbers: Sequence[int]) -> list[int]:
+    return [int(number) for number in numbers]
+
+
+def _bits(rows: Bools) -> bytes:
+    """Rows of booleans as bits, little end first, every row in whole bytes."""
+    return np.packbits(rows, axis=1, bitorder="little").tobytes()

@@ -1,0 +1,58 @@
+"""Builds the runner once a session, as a user would, and exports the tiny pair it runs."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pair import make_pair
+
+from hexgraft.export.writer import ExportOptions
+from hexgraft.host.bundle import Bundle
+from hexgraft.host.local_runner import RUNNER, LocalRunner
+from hexgraft.host.runner_build import build_runner
+from hexgraft.models.errors import UsageError
+
+CONTEXT = 600
+
+
+def built(preset: str, *tools: str) -> Path:
+    """The folder of a preset's build, made now if need be; skips where a tool or the headers are missing."""
+    for tool in ("cmake", "ninja", *tools):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed")
+    try:
+        return build_runner(preset, tests=True).parent
+    except UsageError as error:
+        pytest.skip(f"{error.message}: {error.hint}")
+
+
+@pytest.fixture(scope="session")
+def build() -> Path:
+    return built("linux-x86_64", "g++")
+
+
+@pytest.fixture(scope="session")
+def binary(build: Path) -> Path:
+    return build / RUNNER
+
+
+@pytest.fixture(scope="session")
+def asan_build() -> Path:
+    return built("asan", "g++")
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return make_pair(
+        tmp_path_factory.mktemp("pair"), options=ExportOptions((1, 8, 16, 32), CONTEXT), context=CONTEXT
+    )
+
+
+@pytest.fixture(scope="module")
+def runner(binary: Path) -> Iterator[LocalRunner]:
+    runner = LocalRunner(binary)
+    yield runner
+    runner.close()
