@@ -1,0 +1,5 @@
+"""`python -m hexgraft.host.cli`: the command line without its script."""
+
+from hexgraft.host.cli.main import main
+
+main()
