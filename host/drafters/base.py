@@ -33,8 +33,9 @@ class Drafter(Protocol):
     @property
     def rows(self) -> int: ...
 
-    def begin(self, tokens: Sequence[int]) -> None:
-        """Start on a text; its last token is the first root."""
+    def begin(self, tokens: Sequence[int], keep: int = 0) -> None:
+        """Start on a text; its last token is the first root. Its first `keep` tokens are those of the last
+        text, so that what is known of them may be kept."""
         ...
 
     def draft(self, tokens: Sequence[int], limits: Limits) -> TokenTree:
@@ -56,7 +57,7 @@ class NoDraft:
     passes = 0
     rows = 0
 
-    def begin(self, tokens: Sequence[int]) -> None: ...
+    def begin(self, tokens: Sequence[int], keep: int = 0) -> None: ...
 
     def draft(self, tokens: Sequence[int], limits: Limits) -> TokenTree:
         return single(tokens[-1])

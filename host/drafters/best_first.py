@@ -89,7 +89,7 @@ class BestFirst(ModelDrafter):
         self, tree: TreeBuilder, node: int, cumulative: float, waiting: int, depth: int, limits: Limits
     ) -> bool:
         knobs = self._knobs
-        full = knobs.early_stop and len(tree) + waiting // 2 >= limits.nodes
+        full = len(tree) + (waiting // 2 if knobs.early_stop else 0) >= limits.nodes
         return not (
             full
             or cumulative < knobs.min_prob

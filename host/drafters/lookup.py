@@ -79,7 +79,7 @@ class Lookup:
         """Memory of both indexes."""
         return self._corpus.nbytes + self._text.nbytes
 
-    def begin(self, tokens: Sequence[int]) -> None:
+    def begin(self, tokens: Sequence[int], keep: int = 0) -> None:
         self._text = SuffixIndex(max(1 << 14, 2 * len(tokens)))
         self._text.extend(tokens)
 

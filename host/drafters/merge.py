@@ -12,6 +12,8 @@ from hexgraft.host.tree import ROOT, Draws, TokenTree, TreeBuilder, single
 
 _UNKNOWN = 0.5
 """Stands in for the probability of a node whose drafter has none."""
+_MOST = 0.75
+"""A small tree is enough when this share of what the limits allow is likely to be accepted."""
 
 
 class Merge:
@@ -38,14 +40,14 @@ class Merge:
     def rows(self) -> int:
         return sum(drafter.rows for drafter in self._drafters)
 
-    def begin(self, tokens: Sequence[int]) -> None:
+    def begin(self, tokens: Sequence[int], keep: int = 0) -> None:
         for drafter in self._drafters:
-            drafter.begin(tokens)
+            drafter.begin(tokens, keep)
 
     def draft(self, tokens: Sequence[int], limits: Limits) -> TokenTree:
         cheap, dear = self._drafters
         first = cheap.draft(tokens, limits)
-        spare = _promise(first) >= min(self._enough, 0.5 * (limits.nodes - 1), 0.5 * limits.depth)
+        spare = _promise(first) >= min(self._enough, _MOST * (limits.nodes - 1), _MOST * limits.depth)
         second = None if spare and len(first) > 1 else dear.draft(tokens, limits)
         self._trees = (first, second)
         builder = TreeBuilder(tokens[-1])

@@ -42,10 +42,14 @@ class DraftModel:
     def capacity(self) -> int:
         return self.session.spec.capacity
 
-    def begin(self, tokens: Sequence[int]) -> None:
-        """Prefill all tokens but the last, in passes of the widest graph. Not counted as draft passes."""
-        self.session.reset()
-        self.committed = 0
+    def begin(self, tokens: Sequence[int], keep: int = 0) -> None:
+        """Prefill all tokens but the last, in passes of the widest graph. Not counted as draft passes.
+
+        What the cache holds of the first `keep` tokens stays.
+        """
+        self.committed = min(keep, self.committed, len(tokens) - 1)
+        if not self.committed:
+            self.session.reset()
         self._history, self._known = History(tokens), len(tokens)
         self._forget()
         self._feed(tokens, min(len(tokens) - 1, self.capacity - 1))
@@ -183,8 +187,8 @@ class ModelDrafter:
     def rows(self) -> int:
         return self._model.rows
 
-    def begin(self, tokens: Sequence[int]) -> None:
-        self._model.begin(tokens)
+    def begin(self, tokens: Sequence[int], keep: int = 0) -> None:
+        self._model.begin(tokens, keep)
 
     def accept(self, tree: TokenTree, path: Sequence[int]) -> None:
         self._model.accept(path)
