@@ -51,10 +51,8 @@ def memory() -> Iterator[Figure]:
         [sys.executable, "-m", "benchmarks.session"], check=True, capture_output=True, text=True
     )
     found = json.loads(done.stdout)
-    yield Figure(
-        "private memory of a session after all widths, of its weights", found["session"], "x", "<= 1.4"
-    )
-    yield Figure("private memory of the whole process, of the weights", found["process"], "x")
+    yield Figure("private memory of a session, all widths run", found["session"], "weights", "<= 1.4")
+    yield Figure("private memory of its whole process", found["process"], "weights")
 
 
 def _measure() -> None:

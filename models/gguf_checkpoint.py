@@ -58,8 +58,9 @@ class GgufCheckpoint:
         self._shapes = tensor_shapes(self.config)
         self._check_tensors()
         self.tokenizer = tokenizer_from_gguf(self._file, self.config.vocab)
-        name, license_ = (self._file.fields.get(f"general.{key}") for key in ("name", "license"))
-        self.name = name if isinstance(name, str) and name else path.stem
+        # The file's name is what people call a model; `general.name` often names a training run.
+        self.name = path.stem
+        license_ = self._file.fields.get("general.license")
         self.license = license_ if isinstance(license_, str) else None
 
     def blocks(self, name: str) -> Iterator[NDArray[np.float32]]:

@@ -8,6 +8,7 @@ from hexgraft.host.cli.demo import demo
 from hexgraft.host.cli.export import export
 from hexgraft.host.cli.fetch import fetch
 from hexgraft.host.cli.inspect import inspect
+from hexgraft.host.cli.lab import lab
 from hexgraft.host.cli.run import run
 
-COMMANDS: tuple[click.Command, ...] = (demo, fetch, export, inspect, run)
+COMMANDS: tuple[click.Command, ...] = (demo, fetch, export, inspect, run, lab)

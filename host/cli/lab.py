@@ -1,0 +1,170 @@
+"""`hexgraft lab`: which drafter, and how large a tree, on a set of prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from hexgraft.host.backends import open_session, parse_width_option
+from hexgraft.host.bundle import Bundle, open_bundle
+from hexgraft.host.cli.console import print_json, say, stdout, token_progress
+from hexgraft.host.cli.options import sampling_options, session_options, take_sampling
+from hexgraft.host.decode import DecodeOptions
+from hexgraft.host.drafters.base import Drafter
+from hexgraft.host.drafters.registry import DRAFTERS, make_drafter
+from hexgraft.host.lab import LabRow, compare_drafters, transcribe
+from hexgraft.host.lab_plot import check_plot, plot_lab
+from hexgraft.host.lab_prompts import CATEGORIES, LAB_PROMPTS, LabPrompt
+from hexgraft.host.session import Session
+from hexgraft.host.text import TextCodec
+from hexgraft.models.errors import UsageError
+
+WITHOUT_MODEL = ("lookup", "chain")
+WITH_MODEL = ("lookup", "chain", "best-first", "levels", "lookup+levels")
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--drafters", help="Names, comma separated. Default: all that fit the bundle.")
+@click.option("--sizes", default="4,8,16,32", show_default=True, help="Nodes of a tree.")
+@click.option("--tokens", default=96, show_default=True, type=click.IntRange(min=1), help="Tokens a prompt.")
+@click.option(
+    "--category", multiple=True, type=click.Choice(CATEGORIES), help="Only these prompts. Repeatable."
+)
+@click.option("--prompts", type=click.Path(path_type=Path), help="A file of your own: a prompt a line.")
+@sampling_options
+@session_options
+@click.option("--plot", type=click.Path(path_type=Path), help="Write a picture too: .png, .svg or .pdf.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def lab(bundle: Path, **options: Any) -> None:
+    """Try drafters and tree sizes on thirty prompts of six kinds, or on a file of your own.
+
+    Every prompt is decoded once, plainly. Under the `match` verifier a drafter changes no token, so each is
+    then tried against that text, which gives the figures of a real run at the cost of drafting alone.
+
+    \b
+    Examples:
+      hexgraft lab smollm2
+      hexgraft lab pair --drafters chain,levels --sizes 8,16 --category code-edit --plot lab.png
+    """
+    if options["plot"] is not None:
+        check_plot(options["plot"])
+    opened = open_bundle(bundle)
+    sampling = take_sampling(options)
+    sizes = _sizes(options["sizes"])
+    names = _drafters(options["drafters"], opened)
+    prompts = _prompts(options["prompts"], options["category"])
+    widths = parse_width_option(options["widths"], opened)
+
+    def session(role: str) -> Session:
+        whole = options["widths"] == "bundle"
+        return open_session(
+            opened, role, options["backend"], widths=widths, whole=whole, threads=options["threads"]
+        )
+
+    target = session("target")
+    stops = frozenset(opened.manifest.tokenizer.stop_tokens)
+    decode = DecodeOptions(max_tokens=options["tokens"], tree_size=1, stops=stops, sampling=sampling)
+    with token_progress("decoding plainly", len(prompts)) as advance:
+        transcripts = []
+        for transcript in transcribe(target, prompts, _encoder(TextCodec(opened)), decode):
+            transcripts.append(transcript)
+            advance(1)
+    makers: dict[str, Callable[[], Drafter]] = {
+        name: partial(make_drafter, name, opened, partial(session, "draft"), sampling=sampling)
+        for name in names
+    }
+    with token_progress("trying drafters", len(names) * len(sizes) * len(prompts)) as advance:
+        rows = compare_drafters(target, transcripts, makers, sizes, decode, partial(advance, 1))
+    if options["plot"] is not None:
+        title = f"{opened.target.name}, temperature {sampling.temperature:g}"
+        plot_lab(rows, title, options["plot"])
+        say(f"wrote {options['plot']}")
+    if options["as_json"]:
+        print_json(
+            {"bundle": opened.digest, "tokens": decode.max_tokens, "rows": [r.as_dict() for r in rows]}
+        )
+    else:
+        _show(rows, len(prompts), sum(len(t.answer) for t in transcripts))
+
+
+def _sizes(text: str) -> list[int]:
+    try:
+        sizes = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        sizes = []
+    if not sizes or sizes[0] < 2 or sizes[-1] > 1024:
+        raise UsageError(
+            f"--sizes {text!r} is not a list of numbers from 2 to 1024", "example: --sizes 4,8,16"
+        )
+    return sizes
+
+
+def _drafters(text: str | None, bundle: Bundle) -> Sequence[str]:
+    if text is None:
+        return WITH_MODEL if bundle.draft is not None else WITHOUT_MODEL
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in DRAFTERS or name == "none":
+            known = ", ".join(drafter for drafter in DRAFTERS if drafter != "none")
+            raise UsageError(f"unknown drafter {name!r} in --drafters", f"one of: {known}")
+    return names
+
+
+def _prompts(file: Path | None, categories: Sequence[str]) -> list[LabPrompt]:
+    if file is None:
+        return [p for p in LAB_PROMPTS if not categories or p.category in categories]
+    if categories:
+        raise UsageError("--category chooses among the built-in prompts", "leave out --category or --prompts")
+    try:
+        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read prompts from {file}: {error}") from error
+    prompts = [LabPrompt("file", line) for line in lines if line]
+    if not prompts:
+        raise UsageError(f"{file} holds no prompts", "write one prompt a line")
+    return prompts
+
+
+def _encoder(codec: TextCodec) -> Callable[[str], list[int]]:
+    def encode(text: str) -> list[int]:
+        if not codec.has_template:
+            return codec.encode_raw(text)
+        return codec.encode_chat([{"role": "user", "content": text}])
+
+    return encode
+
+
+def _show(rows: list[LabRow], prompts: int, tokens: int) -> None:
+    out = stdout()
+    table = Table(title=f"{prompts} prompts, {tokens} tokens", title_justify="left")
+    table.add_column("drafter")
+    for column in ("nodes", "tokens a round", "draft passes a round", "nodes accepted"):
+        table.add_column(column, justify="right")
+    table.add_column("accepted by rank 0, 1, 2, 3")
+    table.add_column("by depth 1, 2, 3, 4")
+    for row in (row for row in rows if row.category == "all"):
+        table.add_row(
+            row.drafter,
+            str(row.tree_size),
+            f"{row.tokens_per_round:.2f}",
+            f"{row.passes_per_round:.2f}",
+            f"{row.efficiency:.0%}",
+            " ".join(f"{tally.rate:.2f}" for tally in row.by_rank[:4]),
+            " ".join(f"{tally.rate:.2f}" for tally in row.by_depth[:4]),
+        )
+    out.print(table)
+    largest = max(row.tree_size for row in rows)
+    drafters = list(dict.fromkeys(row.drafter for row in rows))
+    by_category = Table(
+        "category", *drafters, title=f"tokens a round at {largest} nodes", title_justify="left"
+    )
+    for category in dict.fromkeys(row.category for row in rows if row.category != "all"):
+        own = {r.drafter: r for r in rows if r.category == category and r.tree_size == largest}
+        by_category.add_row(category, *(f"{own[name].tokens_per_round:.2f}" for name in drafters))
+    out.print(by_category)
