@@ -15,11 +15,15 @@ from hexgraft.host.verify import Verifier
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Log probability of an emitted token at temperature 1, and the best tokens in its place, best first."""
+    """Log probability of an emitted token at temperature 1, and the best tokens in its place, best first.
+
+    `log_sum` is the log of the row's summed exponentials: added to a log probability it gives the logit.
+    """
 
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...]
+    log_sum: float
 
 
 @dataclass(slots=True)
@@ -85,4 +89,4 @@ class Walker:
             total = log_sum_exp(logits)
             best_ids = top_tokens(logits, self.logprobs) if self.logprobs else ()
             top = tuple((int(i), float(logits[i]) - total) for i in best_ids)
-            walk.logprobs.append(TokenLogprob(token, float(logits[token]) - total, top))
+            walk.logprobs.append(TokenLogprob(token, float(logits[token]) - total, top, total))

@@ -1,0 +1,107 @@
+"""Reads traces, and refuses those that are damaged, of another version, or that contradict themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+
+from hexgraft.host.trace import FORMAT, End, Header, Trace, TraceError, TraceRound, tokens_hash
+from hexgraft.models.errors import HexgraftError
+
+HINT = "record it again: `hexgraft run BUNDLE -p PROMPT --trace FILE`"
+_DECODER = msgspec.json.Decoder(Header | TraceRound | End)
+
+
+class _Version(msgspec.Struct):
+    record: str
+    format: int | None = None
+
+
+def read_trace(path: Path) -> Trace:
+    """A trace from a file; one whose last lines are missing is read as far as it goes and has no `end`."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise TraceError(f"cannot read the trace {path}: {error.strerror}") from error
+    # What follows the last line end was being written when the run was cut off.
+    whole = lines[:-1]
+    trace = Trace(_header(whole[0] if whole else b"", path))
+    committed = len(trace.header.prompt) - 1
+    for number, line in enumerate(whole[1:], 2):
+        where = f"{path}, line {number}"
+        if trace.end is not None:
+            raise TraceError(f"{where}: there is more after the end record", HINT)
+        record = _decode(line, where)
+        if isinstance(record, End):
+            trace.end = record
+        elif isinstance(record, TraceRound):
+            fault = _fault(record, trace, committed)
+            if fault:
+                raise TraceError(f"{where}: {fault}", HINT)
+            trace.rounds.append(record)
+            committed += len(record.accepted)
+        else:
+            raise TraceError(f"{where}: a second header", HINT)
+    if trace.end is not None and trace.end.sha256 != tokens_hash(trace.emitted):
+        raise TraceError(f"{path}: its rounds do not hold the tokens its end record has the hash of", HINT)
+    return trace
+
+
+def _header(line: bytes, path: Path) -> Header:
+    try:
+        version = msgspec.json.decode(line, type=_Version)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        version = _Version("")
+    if version.record != "header":
+        raise TraceError(f"{path} is not a trace", HINT)
+    if version.format != FORMAT:
+        raise TraceError(
+            f"{path} is a trace of format {version.format}, this hexgraft reads format {FORMAT}", HINT
+        )
+    header = _decode(line, f"{path}, line 1")
+    if not isinstance(header, Header) or not header.prompt or not _in(header.prompt, header.vocab):
+        raise TraceError(f"{path}, line 1: the prompt is empty or not of this vocabulary", HINT)
+    return header
+
+
+def _decode(line: bytes, where: str) -> Header | TraceRound | End:
+    try:
+        record: Header | TraceRound | End = _DECODER.decode(line)
+        return record
+    except (msgspec.DecodeError, UnicodeDecodeError, HexgraftError) as error:
+        raise TraceError(f"{where}: {error}", HINT) from error
+
+
+def _fault(record: TraceRound, trace: Trace, committed: int) -> str | None:
+    """What is wrong with a round that is to follow `trace`, whose cache holds `committed` tokens."""
+    nodes, vocab = len(record.tokens), trace.header.vocab
+    last = trace.rounds[-1].emitted[-1] if trace.rounds else trace.header.prompt[-1]
+    path = record.accepted
+    if record.number != len(trace.rounds) + 1 or record.context != committed:
+        return f"round {record.number} at position {record.context} does not follow the line before"
+    if not nodes or not len(record.parents) == len(record.probabilities) == len(record.sources) == nodes:
+        return "tokens, parents, probabilities and sources differ in number"
+    if record.parents[0] != -1 or any(not 0 <= p < i for i, p in enumerate(record.parents[1:], 1)):
+        return "the nodes are no tree"
+    if record.tokens[0] != last:
+        return "the root is not the last token of the text"
+    if path[:1] != [0] or any(not 0 < n < nodes for n in path[1:]):
+        return "the accepted nodes are not in the tree"
+    if any(record.parents[below] != above for above, below in pairwise(path)):
+        return "the accepted nodes are no path"
+    if len(record.emitted) != len(path):
+        return f"{len(record.emitted)} tokens emitted at {len(path)} accepted nodes"
+    if record.emitted[:-1] != [record.tokens[n] for n in path[1:]]:
+        return "the emitted tokens are not those of the accepted nodes"
+    if any(entries and len(entries) != len(path) for entries in (record.margins, record.judged)):
+        return "margins or candidates differ in number from the accepted nodes"
+    if not _in([*record.tokens, *record.emitted], vocab):
+        return f"a token is outside the vocabulary of {vocab}"
+    return None
+
+
+def _in(tokens: Sequence[int], vocab: int) -> bool:
+    return all(0 <= token < vocab for token in tokens)
