@@ -100,12 +100,14 @@ Status Model::save(int layer, int start, int count, float* keys, float* values) 
   if (layer < 0 || layer >= sizes_.layers || start < 0 || count < 0 || start > cache_.capacity() - count) {
     return refuse("save of slots that the cache does not have");
   }
+  if (count == 0) return std::nullopt;
   cache_.save(layer, start, count, keys, values);
   return std::nullopt;
 }
 
 Status Model::restore(int layer, int start, int count, const float* keys, const float* values) {
   if (layer < 0 || layer >= sizes_.layers || start < 0 || count < 0) return refuse("restore of impossible slots");
+  if (count == 0) return std::nullopt;
   const std::size_t floats = static_cast<std::size_t>(sizes_.kv_heads) * static_cast<std::size_t>(sizes_.head_dim) *
                              static_cast<std::size_t>(count);
   if (!finite(keys, floats) || !finite(values, floats)) return refuse("a restore holds numbers that are not finite");

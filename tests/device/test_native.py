@@ -1,0 +1,72 @@
+"""The C++ tests, the fuzzer, and what the binary asks of the system it runs on."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import built
+
+ROOT = Path(__file__).resolve().parents[2]
+DEVICE = ROOT / "device"
+
+
+def run_ctest(folder: Path) -> None:
+    done = subprocess.run(["ctest", "--output-on-failure"], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert "100% tests passed" in done.stdout
+    assert re.search(r"out of [1-9]", done.stdout)
+
+
+def test_native_tests(build: Path) -> None:
+    run_ctest(build)
+
+
+@pytest.mark.slow
+def test_native_tests_under_sanitizers(asan_build: Path) -> None:
+    run_ctest(asan_build)
+
+
+@pytest.mark.slow
+def test_a_minute_of_fuzzing(tmp_path: Path) -> None:
+    folder = built("fuzz", "clang++")
+    (tmp_path / "new").mkdir()
+    words = ["-max_total_time=60", "-timeout=20", "-rss_limit_mb=2048", f"-artifact_prefix={tmp_path}/"]
+    done = subprocess.run(
+        [folder / "fuzz_frames", *words, tmp_path / "new", DEVICE / "fuzz" / "corpus"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert re.search(r"Done [1-9]\d{3,} runs", done.stderr)
+
+
+def test_runtime_is_not_linked(binary: Path) -> None:
+    needed = subprocess.run(["readelf", "-d", binary], capture_output=True, text=True, check=True).stdout
+    assert "NEEDED" in needed
+    assert "onnxruntime" not in needed
+    symbols = subprocess.run(["nm", "-D", "-u", binary], capture_output=True, text=True, check=True).stdout
+    assert "dlopen" in symbols
+    assert "Ort" not in symbols
+
+
+def test_files_are_of_readable_size() -> None:
+    sizes = {file: len(file.read_text().splitlines()) for file in DEVICE.glob("*/*.[ch]*")}
+    assert len(sizes) > 25
+    assert {file.name: lines for file, lines in sizes.items() if lines > 400} == {}
+
+
+def test_every_operation_is_documented() -> None:
+    documented = (DEVICE / "PROTOCOL.md").read_text()
+    verbs = re.findall(r'\{"(\w+)", &Session::\w+\}', (DEVICE / "src" / "session.cc").read_text())
+    assert len(verbs) == 11
+    for verb in verbs:
+        assert f"### `{verb}`" in documented
+    codes = set()
+    for file in (DEVICE / "src").glob("*.cc"):
+        codes |= set(re.findall(r'(?:Error|runtime_error)[({]"(\w+)"', file.read_text()))
+    assert len(codes) > 12
+    for code in codes:
+        assert f"| `{code}` |" in documented, code
