@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
 from hexgraft.host.bundle import Bundle
 from hexgraft.models.chat import Message, render_chat
 from hexgraft.models.errors import DecodeError
 from hexgraft.models.tokenizer import load_tokenizer
+
+_WINDOW = 4
+"""Tokens that are decoded again with every new one; a character has at most four bytes."""
 
 
 class TextCodec:
@@ -37,36 +39,57 @@ class TextCodec:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return self._with_bos(ids)
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Message], known: Mapping[int, Sequence[int]] | None = None
+    ) -> list[int]:
         """A conversation through the model's chat template, up to where the assistant answers.
 
         Where a message holds the text of a special token, that message is encoded apart, as plain text.
+        `known` holds the tokens of some messages by their number, as the model wrote them. They are taken as
+        they are if the template shows these messages unaltered, so that a cache of them stays of use.
         """
         if self._template is None:
             raise DecodeError("this model has no chat template", "use --raw")
         contents = [str(message["content"]) for message in messages]
-        if not any(special in content for special in self._specials for content in contents):
-            rendered = render_chat(self._template, messages, self._entry.special)
+        apart = {
+            number: self.encode_plain(content)
+            for number, content in enumerate(contents)
+            if any(special in content for special in self._specials)
+        }
+        rendered = render_chat(self._template, messages, self._entry.special)
+        if known:
+            masked, marks = self._masked(messages, known)
+            for number, mark in marks.items():
+                masked = masked.replace(mark, contents[number])
+            if masked == rendered:
+                apart |= {number: list(tokens) for number, tokens in known.items()}
+        if not apart:
             ids: list[int] = self._tokenizer.encode(rendered, add_special_tokens=False).ids
             return self._with_bos(ids)
-        return self._with_bos(self._encode_apart(messages, contents))
+        return self._with_bos(self._encode_apart(messages, apart))
 
-    def _encode_apart(self, messages: Sequence[Message], contents: Sequence[str]) -> list[int]:
-        """Render with a stand-in for every content, then put each back as text in which nothing is
-        special."""
-        tag = secrets.token_hex(8)
-        marks = [f"\x02{tag}-{number}\x03" for number in range(len(contents))]
-        masked = [{**message, "content": mark} for message, mark in zip(messages, marks, strict=True)]
-        rest = render_chat(self._template or "", masked, self._entry.special)
+    def _encode_apart(self, messages: Sequence[Message], apart: Mapping[int, Sequence[int]]) -> list[int]:
+        """Render with stand-ins for some messages, then put the tokens of each in its place."""
+        rest, marks = self._masked(messages, apart)
         ids: list[int] = []
-        for mark, content in zip(marks, contents, strict=True):
+        for number, mark in marks.items():
             before, found, after = rest.partition(mark)
             if not found:
                 continue  # a template may leave a message out, as it would have with its text
             ids += self._tokenizer.encode(before, add_special_tokens=False).ids
-            ids += self.encode_plain(content)
+            ids += apart[number]
             rest = after
         return ids + self._tokenizer.encode(rest, add_special_tokens=False).ids
+
+    def _masked(self, messages: Sequence[Message], numbers: Iterable[int]) -> tuple[str, dict[int, str]]:
+        """The conversation rendered with a stand-in for the text of some messages, and these by number."""
+        tag = secrets.token_hex(8)
+        marks = {number: f"\x02{tag}-{number}\x03" for number in sorted(numbers)}
+        masked = [
+            {**message, "content": marks[number]} if number in marks else message
+            for number, message in enumerate(messages)
+        ]
+        return render_chat(self._template or "", masked, self._entry.special), marks
 
     def encode_plain(self, text: str) -> list[int]:
         """Text in which nothing is special, without BOS."""
@@ -98,11 +121,38 @@ class TextCodec:
 
 
 class TextStream:
-    """Turns tokens into text as they come, holding back bytes that do not form a character yet."""
+    """Turns tokens into text as they come, holding back bytes that do not form a character yet.
+
+    What was pushed, then `flush`, is what `TextCodec.decode` gives for all the tokens at once. A few tokens
+    are decoded anew with each: some tokenizers write a token differently where it begins a text.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._tokens: list[int] = []
+        self._given = 0
 
     def push(self, tokens: Sequence[int]) -> str:
-        return "".join(self._stream.step(self._tokenizer, token) or "" for token in tokens)
+        return "".join([self._step(token) for token in tokens])
+
+    def flush(self) -> str:
+        """The bytes held back, as replacement characters."""
+        rest = self._decode(self._tokens)[self._given :]
+        self._given += len(rest)
+        return rest
+
+    def _step(self, token: int) -> str:
+        self._tokens.append(token)
+        text = self._decode(self._tokens)
+        whole = len(text.rstrip("\ufffd"))
+        fresh = text[self._given : whole]
+        self._given = max(self._given, whole)
+        if whole == len(text) and len(self._tokens) > 4 * _WINDOW:
+            shorter = self._decode(self._tokens[-_WINDOW:])
+            if text.endswith(shorter):
+                self._tokens, self._given = self._tokens[-_WINDOW:], len(shorter)
+        return fresh
+
+    def _decode(self, tokens: list[int]) -> str:
+        text: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        return text

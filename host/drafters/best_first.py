@@ -13,6 +13,7 @@ from hexgraft.host.drafters.base import Limits
 from hexgraft.host.drafters.model import DraftModel, ModelDrafter
 from hexgraft.host.session import TopK
 from hexgraft.host.tree import ROOT, TokenTree, TreeBuilder
+from hexgraft.models.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,17 @@ class BestFirstKnobs:
     max_fan_out: int = 3
     min_prob: float = 0.2
     early_stop: bool = True
+
+    def __post_init__(self) -> None:
+        for ok, what in (
+            (self.top_k >= 1, f"top_k {self.top_k} is not positive"),
+            (self.temperature > 0, f"temperature {self.temperature} is not positive"),
+            (self.max_fan_out >= 1, f"max_fan_out {self.max_fan_out} is not positive"),
+            (0 <= self.p_base <= 1, f"p_base {self.p_base} is not in 0..1"),
+            (0 <= self.min_prob <= 1, f"min_prob {self.min_prob} is not in 0..1"),
+        ):
+            if not ok:
+                raise UsageError(f"best-first: {what}", "its defaults are those of PowerServe")
 
 
 @dataclass(order=True, slots=True)

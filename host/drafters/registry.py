@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.drafters.base import Drafter, NoDraft
-from hexgraft.host.drafters.best_first import BestFirst
+from hexgraft.host.drafters.best_first import BestFirst, BestFirstKnobs
 from hexgraft.host.drafters.chain import Chain
 from hexgraft.host.drafters.follow import followed
+from hexgraft.host.drafters.knobs import Knobs, LevelsKnobs, MergeKnobs
 from hexgraft.host.drafters.levels import Levels
 from hexgraft.host.drafters.lookup import Lookup, LookupKnobs
 from hexgraft.host.drafters.merge import Merge
@@ -40,20 +41,22 @@ def make_drafter(
     verifier: Verifier | None = None,
     table: AcceptanceTable | None = None,
     corpus: Sequence[Sequence[int]] = (),
+    knobs: Knobs | None = None,
 ) -> Drafter:
     """A drafter; `open_draft` is called only if it needs the bundle's draft model.
 
     `chain` is the top-1 chain of the draft model, or of lookup where the bundle has none. `sampling` and
     `verifier` are those of the run: under `match` a draft model ranks by the noise the target will draw with,
     and `sampled` draws the way a residual verifier needs. `table` shapes `static` and `sampled`, `corpus`
-    holds token sequences for `lookup`.
+    holds token sequences for `lookup`, `knobs` set the drafter's own parameters.
     """
     if name not in DRAFTERS:
         raise UsageError(f"unknown drafter {name!r}", f"one of: {', '.join(DRAFTERS)}")
+    knobs = knobs or Knobs()
     if name == "none":
         return NoDraft()
     if name == "lookup":
-        return Lookup(corpus)
+        return Lookup(corpus, knobs.of(LookupKnobs))
     if name == "chain" and bundle.draft is None:
         return Lookup(corpus, LookupKnobs(occurrences=1))
     bundle.model("draft")
@@ -64,9 +67,15 @@ def make_drafter(
         return Sampled(DraftModel(open_draft()), draws, sampling, table)
     model = DraftModel(open_draft(), followed(sampling, verifier))
     if name == "lookup+levels":
-        return Merge(Lookup(corpus), Levels(model))
+        lookup = Lookup(corpus, knobs.of(LookupKnobs))
+        return Merge(lookup, _levels(model, knobs), enough=knobs.of(MergeKnobs).enough)
     if name == "static":
         return Static(model, table)
     if name == "chain":
         return Chain(model)
-    return Levels(model) if name == "levels" else BestFirst(model)
+    return _levels(model, knobs) if name == "levels" else BestFirst(model, knobs.of(BestFirstKnobs))
+
+
+def _levels(model: DraftModel, knobs: Knobs) -> Levels:
+    chosen = knobs.of(LevelsKnobs)
+    return Levels(model, top_k=chosen.top_k, depth=chosen.depth)

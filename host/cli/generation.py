@@ -1,0 +1,84 @@
+"""One answer as it is decoded: its text shown as it comes, its tokens and why it ended kept."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+
+from hexgraft.host.cli.console import say
+from hexgraft.host.decode import Decoder, Round
+from hexgraft.host.stats import Stats
+from hexgraft.host.stop_strings import AnswerText
+from hexgraft.host.text import TextCodec
+from hexgraft.host.walk import TokenLogprob
+
+
+@dataclass(slots=True)
+class Generation:
+    """`finish` is that of the last round, or "interrupted"."""
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish: str | None = None
+
+
+def generate(
+    decoder: Decoder,
+    answer: AnswerText,
+    *,
+    show: Callable[[str], None] = lambda text: None,
+    watch: Callable[[Round], None] = lambda current: None,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> Generation:
+    """Decode one answer. `show` is given its text piece by piece, `watch` every round."""
+    generation = Generation()
+    show(answer.take())
+    for current in decoder.rounds():
+        generation.tokens += current.tokens
+        generation.logprobs += current.logprobs
+        generation.finish = current.finish
+        show(answer.take())
+        if current.degraded:
+            say("\nwarning: logits were not finite in a tree; this round fell back to one node")
+        watch(current)
+        if current.finish is None and interrupted():
+            generation.finish = "interrupted"
+            break
+    show(answer.finish())
+    generation.text = answer.text
+    return generation
+
+
+def print_piece(text: str) -> None:
+    """A piece of an answer, on stdout at once."""
+    click.echo(text, nl=False)
+    sys.stdout.flush()
+
+
+def summary(stats: Stats, finish: str | None) -> str:
+    """One line about a run: why it ended, how fast it was, what the trees brought."""
+    reused = f", {stats.reused_tokens} of them from the cache" if stats.reused_tokens else ""
+    parts = [
+        f"{stats.tokens} tokens in {stats.rounds} rounds ({stats.tokens_per_round:.2f} a round)",
+        f"{stats.tokens_per_second:.1f} tokens/s",
+        f"prompt {stats.prompt_tokens} tokens in {stats.seconds.get('prefill', 0):.2f} s{reused}",
+    ]
+    if stats.draft_passes:
+        parts.append(f"{stats.draft_passes} draft passes")
+    return f"[{finish}] " + ", ".join(parts)
+
+
+def logprobs_json(logprobs: list[TokenLogprob], codec: TextCodec) -> list[dict[str, Any]]:
+    """For --json: each emitted token with its log probability and the best ones in its place."""
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        return {"token": token, "text": codec.token(token), "logprob": round(logprob, 6)}
+
+    return [
+        {**entry(each.token, each.logprob), "top": [entry(*best) for best in each.top]} for each in logprobs
+    ]

@@ -1,0 +1,234 @@
+"""Options that several commands share, and the decoder they describe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hexgraft.host.backends import BACKENDS, open_session, parse_width_option
+from hexgraft.host.bundle import Bundle, open_bundle
+from hexgraft.host.cli.console import bytes_progress
+from hexgraft.host.decode import DecodeOptions, Decoder
+from hexgraft.host.drafters.base import Drafter
+from hexgraft.host.drafters.knobs import TableKnobs, parse_knobs
+from hexgraft.host.drafters.registry import DRAFTERS, default_drafter, make_drafter
+from hexgraft.host.drafters.shape import AcceptanceTable
+from hexgraft.host.sampling import Sampling
+from hexgraft.host.session import Session
+from hexgraft.host.stop_strings import AnswerText
+from hexgraft.host.text import TextCodec
+from hexgraft.host.verify import VERIFIERS, Verifier, make_verifier
+from hexgraft.models.errors import UsageError
+
+TEXT_LIMIT = 16 << 20
+"""Bytes of a prompt, a system message or a corpus; far beyond any context."""
+
+Command = Callable[..., Any]
+
+
+def _all(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """One decorator out of several, in the order the help shows them."""
+
+    def decorate(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+sampling_options = _all(
+    click.option("--temperature", default=0.0, show_default=True, help="0 takes the best token."),
+    click.option("--top-k", default=0, show_default=True, help="Draw from the k best; 0 for all."),
+    click.option("--top-p", default=1.0, show_default=True, help="Draw from the best of this total mass."),
+    click.option("--min-p", default=0.0, show_default=True, help="Drop tokens below this share of the best."),
+    click.option("--repetition-penalty", default=1.0, show_default=True),
+    click.option("--presence-penalty", default=0.0, show_default=True),
+    click.option("--frequency-penalty", default=0.0, show_default=True),
+    click.option("--seed", default=0, show_default=True, help="Keys every draw, with its position."),
+)
+"""How tokens are drawn."""
+
+session_options = _all(
+    click.option("--backend", type=click.Choice(BACKENDS), default="cpu", show_default=True),
+    click.option(
+        "--widths",
+        help="Pad passes to these widths, as a phone's static graphs do: `bundle`, or numbers. "
+        "Default: any width.",
+    ),
+    click.option("--threads", default=0, help="CPU threads; 0 for one a core."),
+)
+"""Where and how graphs run."""
+
+verify_option = click.option(
+    "--no-verify", is_flag=True, help="Do not check the sha256 of the bundle's files first (about 1 s a GB)."
+)
+
+draft_options = _all(
+    click.option(
+        "--draft",
+        type=click.Choice(DRAFTERS),
+        help="How to draft. Default: levels with a draft model, or lookup.",
+    ),
+    click.option("--plain", is_flag=True, help="Plain decoding, the same as --draft none."),
+    click.option("--tree-size", default=16, show_default=True, help="Nodes of a tree, its root counted."),
+    click.option(
+        "--tree-depth",
+        type=click.IntRange(min=1),
+        help="Levels below the root. Default: no limit of its own.",
+    ),
+    click.option(
+        "--draft-option", multiple=True, metavar="NAME=VALUE", help="A parameter of the drafter; repeatable."
+    ),
+    click.option(
+        "--corpus", type=click.Path(path_type=Path), help="A text file in which lookup finds drafts too."
+    ),
+    click.option(
+        "--verifier",
+        type=click.Choice(VERIFIERS),
+        default="match",
+        show_default=True,
+        help="match: token for token as plain. The others: as plain in distribution, with --draft sampled.",
+    ),
+)
+"""How trees are made and judged."""
+
+answer_options = _all(
+    click.option("--max-tokens", default=256, show_default=True, help="Tokens of an answer."),
+    click.option(
+        "--stop", multiple=True, metavar="TEXT", help="End the answer right before this text; repeatable."
+    ),
+)
+"""When an answer ends."""
+
+
+def take_sampling(options: dict[str, Any]) -> Sampling:
+    """Pop the values of `sampling_options` out of a command's options."""
+    return Sampling(
+        temperature=options.pop("temperature"),
+        top_k=options.pop("top_k"),
+        top_p=options.pop("top_p"),
+        min_p=options.pop("min_p"),
+        repetition=options.pop("repetition_penalty"),
+        presence=options.pop("presence_penalty"),
+        frequency=options.pop("frequency_penalty"),
+        seed=options.pop("seed"),
+    )
+
+
+def open_checked(path: Path, no_verify: bool) -> Bundle:
+    """Open a bundle and check every byte of it, unless told not to."""
+    bundle = open_bundle(path)
+    if no_verify:
+        return bundle
+    total, done = sum(entry.size for entry in bundle.manifest.files.values()), 0
+    with bytes_progress() as update:
+
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+            update("checking", done, total)
+
+        bundle.verify(advance)
+    return bundle
+
+
+def answer_text(bundle: Bundle, codec: TextCodec, options: dict[str, Any]) -> AnswerText:
+    return AnswerText(codec, options["stop"], bundle.manifest.tokenizer.stop_tokens)
+
+
+def open_decoder(bundle: Bundle, codec: TextCodec, answer: AnswerText, options: dict[str, Any]) -> Decoder:
+    """A decoder as the options of all groups of this file say; target and draft run on the same backend.
+
+    `answer` follows what the decoder emits. `logprobs` may be among the options.
+    """
+    sampling = take_sampling(options)
+    verifier = make_verifier(options["verifier"], sampling.seed)
+    name = _drafter_name(bundle, options)
+    decode = DecodeOptions(
+        max_tokens=options["max_tokens"],
+        tree_size=1 if name == "none" else options["tree_size"],
+        tree_depth=options["tree_depth"],
+        stops=frozenset(bundle.manifest.tokenizer.stop_tokens),
+        logprobs=options.get("logprobs"),
+        sampling=sampling,
+    )
+    widths = parse_width_option(options["widths"], bundle)
+
+    def session(role: str) -> Session:
+        return open_session(
+            bundle,
+            role,
+            options["backend"],
+            widths=widths,
+            whole=options["widths"] == "bundle",
+            threads=options["threads"],
+        )
+
+    drafter = _drafter(name, bundle, codec, options, lambda: session("draft"), sampling, verifier)
+    return Decoder(session("target"), drafter, decode, verifier, answer.ends)
+
+
+def _drafter_name(bundle: Bundle, options: dict[str, Any]) -> str:
+    asked: str | None = options["draft"]
+    if options["plain"]:
+        if asked not in (None, "none"):
+            raise UsageError(f"--plain and --draft {asked} contradict each other", "leave one out")
+        return "none"
+    if asked is None and options["verifier"] != "match" and bundle.draft is not None:
+        return "sampled"
+    return asked or default_drafter(bundle)
+
+
+def _drafter(
+    name: str,
+    bundle: Bundle,
+    codec: TextCodec,
+    options: dict[str, Any],
+    open_draft: Callable[[], Session],
+    sampling: Sampling,
+    verifier: Verifier,
+) -> Drafter:
+    knobs = parse_knobs(name, options["draft_option"])
+    corpus: list[list[int]] = []
+    if options["corpus"] is not None:
+        if not name.startswith("lookup"):
+            raise UsageError(f"--corpus is of no use to the drafter {name}", "add --draft lookup")
+        corpus = [codec.encode_plain(read_text(options["corpus"], "corpus"))]
+    return make_drafter(
+        name,
+        bundle,
+        open_draft,
+        sampling=sampling,
+        verifier=verifier,
+        table=AcceptanceTable(knobs.of(TableKnobs).table),
+        corpus=corpus,
+        knobs=knobs,
+    )
+
+
+def read_text(file: Path, what: str) -> str:
+    """A UTF-8 text file; raises UsageError for one that cannot be read or is larger than TEXT_LIMIT."""
+    try:
+        with file.open("rb") as stream:
+            raw = stream.read(TEXT_LIMIT + 1)
+    except OSError as error:
+        raise UsageError(
+            f"cannot read {file}: {error.strerror}", f"name a text file with the {what}"
+        ) from error
+    return decode_text(raw, f"the {what} in {file}")
+
+
+def decode_text(raw: bytes, what: str) -> str:
+    if len(raw) > TEXT_LIMIT:
+        raise UsageError(f"{what} has more than {TEXT_LIMIT >> 20} MB", "shorten it")
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{what} is not UTF-8 text: {error.reason} at byte {error.start}",
+            "iconv -t UTF-8 converts a file",
+        ) from error

@@ -1,0 +1,112 @@
+"""What can be set about a drafter by name and value, checked before a model is loaded."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar, get_type_hints
+
+from hexgraft.host.drafters.best_first import BestFirstKnobs
+from hexgraft.host.drafters.lookup import LookupKnobs
+from hexgraft.host.drafters.shape import DEFAULT_TABLE
+from hexgraft.models.errors import UsageError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class LevelsKnobs:
+    """`top_k` nodes are expanded a level, each into as many children; `depth` levels at most."""
+
+    top_k: int = 4
+    depth: int = 6
+
+    def __post_init__(self) -> None:
+        for name in ("top_k", "depth"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"levels: {name} {getattr(self, name)} is not positive")
+
+
+@dataclass(frozen=True, slots=True)
+class TableKnobs:
+    """`table`: how often the child of each rank is the accepted one, which decides the shape of a tree."""
+
+    table: tuple[float, ...] = DEFAULT_TABLE
+
+
+@dataclass(frozen=True, slots=True)
+class MergeKnobs:
+    """The draft model is spared where the lookup alone promises `enough` accepted tokens."""
+
+    enough: float = 6.0
+
+
+KNOBS: dict[str, tuple[type, ...]] = {
+    "none": (),
+    "lookup": (LookupKnobs,),
+    "chain": (),
+    "best-first": (BestFirstKnobs,),
+    "levels": (LevelsKnobs,),
+    "static": (TableKnobs,),
+    "sampled": (TableKnobs,),
+    "lookup+levels": (LookupKnobs, LevelsKnobs, MergeKnobs),
+}
+"""By drafter. No two kinds of one drafter share a name."""
+
+
+class Knobs:
+    """Knobs of one drafter; those that were not set have their defaults."""
+
+    def __init__(self, *values: Any) -> None:
+        self._values = {type(value): value for value in values}
+
+    def of(self, kind: type[T]) -> T:
+        value: T = self._values.get(kind) or kind()
+        return value
+
+
+def parse_knobs(drafter: str, pairs: Iterable[str]) -> Knobs:
+    """Knobs from texts like "top_k=8". Raises UsageError for an unknown name or a value of another kind."""
+    types = {name: (kind, hint) for kind in KNOBS[drafter] for name, hint in get_type_hints(kind).items()}
+    given: dict[type, dict[str, Any]] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals:
+            raise UsageError(f"--draft-option {pair!r} is not name=value", "example: --draft-option top_k=8")
+        if name not in types:
+            raise UsageError(f"the drafter {drafter} has no option {name!r}", _known(name, list(types)))
+        kind, hint = types[name]
+        given.setdefault(kind, {})[name] = _parse(name, text.strip(), hint)
+    return Knobs(*(kind(**values) for kind, values in given.items()))
+
+
+def _known(name: str, names: list[str]) -> str:
+    close = difflib.get_close_matches(name, names, n=1)
+    if close:
+        return f"did you mean --draft-option {close[0]}=...?"
+    return f"it has: {', '.join(names)}" if names else "leave out --draft-option"
+
+
+def _parse(name: str, text: str, hint: Any) -> Any:
+    try:
+        if hint is bool:
+            return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[
+                text.lower()
+            ]
+        if hint is int:
+            return int(text)
+        numbers = tuple(float(part) for part in text.split(",")) if hint is not float else (float(text),)
+        if not all(map(math.isfinite, numbers)):
+            raise ValueError
+        return numbers[0] if hint is float else numbers
+    except (KeyError, ValueError) as error:
+        what = {bool: "true or false", int: "a whole number", float: "a number"}.get(hint, "numbers")
+        raise UsageError(
+            f"--draft-option {name}={text}: {text!r} is not {what}", _EXAMPLES.get(hint)
+        ) from error
+
+
+_EXAMPLES = {bool: "example: --draft-option early_stop=false", int: "example: --draft-option top_k=8"}
