@@ -37,7 +37,7 @@ def build_runner(
             raise BuildError(
                 f"{tool} is not installed", "Debian: apt-get install cmake ninja-build g++ nlohmann-json3-dev"
             )
-    include = _headers(preset, sdk)
+    include = find_headers(preset, sdk)
     folder = source.parent / "build" / "device" / preset
     version = importlib.metadata.version("hexgraft")
     tests = tests and preset not in ("android-arm64", "fuzz")
@@ -54,7 +54,7 @@ def build_runner(
     return folder / RUNNER
 
 
-def _headers(preset: str, sdk: Path | None) -> Path:
+def find_headers(preset: str, sdk: Path | None = None) -> Path:
     """The headers are the same for every target, so those gathered for another one serve too."""
     if sdk is not None:
         return headers(sdk)
