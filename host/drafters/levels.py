@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hexgraft.host.drafters.base import Limits
+from hexgraft.host.drafters.calibration import Calibration, trials
 from hexgraft.host.drafters.model import DraftModel, ModelDrafter
 from hexgraft.host.session import TopK
 from hexgraft.host.tree import ROOT, TokenTree, TreeBuilder
@@ -18,15 +19,17 @@ class Levels(ModelDrafter):
 
     All candidates are kept and the best N-1 form the tree: cumulative probability never grows along a path
     and ties go to the earlier candidate, so the choice is closed under ancestors.
-    Source: Li et al., "EAGLE-2", arXiv 2406.16858.
+    Source: Li et al., "EAGLE-2", arXiv 2406.16858. It takes the draft's probabilities at their word; with
+    `calibrated` they are first corrected by what the target has accepted so far.
     """
 
     name = "levels"
 
-    def __init__(self, model: DraftModel, *, top_k: int = 4, depth: int = 6) -> None:
+    def __init__(self, model: DraftModel, *, top_k: int = 8, depth: int = 8, calibrated: bool = True) -> None:
         super().__init__(model)
         self._top_k = top_k
         self._depth = depth
+        self._calibration = Calibration() if calibrated else None
         self._candidate: list[int] = [ROOT]
 
     def draft(self, tokens: Sequence[int], limits: Limits) -> TokenTree:
@@ -54,7 +57,10 @@ class Levels(ModelDrafter):
         for parent, ids, log in zip(frontier, found.ids, logs, strict=True):
             for token, value in zip(ids, log, strict=True):
                 tree.add(parent, int(token), float(np.exp(value)), self.name)
-                scores.append(scores[parent] + min(0.0, float(value)))
+                scores.append(scores[parent] + self._trusted(float(value)))
+
+    def _trusted(self, log: float) -> float:
+        return self._calibration.correct(log) if self._calibration else min(0.0, log)
 
     def _frontier(self, tree: TreeBuilder, scores: list[float], first: int, limits: Limits) -> list[int]:
         """The best nodes of the newest level that can still bring something into the tree.
@@ -81,4 +87,6 @@ class Levels(ModelDrafter):
         return tree.build()
 
     def accept(self, tree: TokenTree, path: Sequence[int]) -> None:
+        if self._calibration:
+            self._calibration.learn(trials(tree, path))
         self._model.accept([self._candidate[node] for node in path])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hexgraft.host.drafters.base import Limits
+from hexgraft.host.drafters.calibration import Calibration, trials
 from hexgraft.host.drafters.suffix_index import SuffixIndex
 from hexgraft.host.tree import ROOT, Draws, TokenTree, TreeBuilder
 from hexgraft.models.errors import UsageError
@@ -33,6 +35,8 @@ class LookupKnobs:
             raise UsageError(f"lookup: min_match {self.min_match} is not in 1..max_match {self.max_match}")
         if self.occurrences < 1:
             raise UsageError(f"lookup: occurrences {self.occurrences} is not positive")
+        if not 0 <= self.min_prob <= 1:
+            raise UsageError(f"lookup: min_prob {self.min_prob} is not in 0..1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,8 @@ class Lookup:
 
     A place that shares one token more weighs four times as much; newer places weigh more than older ones. A
     node's probability is its share of the weight at its parent, times e / (e + 1), where e counts the tokens
-    matched and the places that agree. These are estimates, as no model is asked. Sources of the idea: Saxena,
+    matched and the places that agree. These are estimates, as no model is asked; what fills the tree is their
+    correction by what the target has accepted. Sources of the idea: Saxena,
     "Prompt lookup decoding" (2023), and Oliaro et al., "SuffixDecoding", arXiv 2411.04975.
     """
 
@@ -71,6 +76,7 @@ class Lookup:
             self._corpus.extend(sequence)
             self._corpus.end_sequence()
         self._text = SuffixIndex(0)
+        self._calibration = Calibration()
         self.matched = 0
         """Tokens at the end of the text that recurred when the last tree was drafted, 0 for none."""
 
@@ -93,7 +99,8 @@ class Lookup:
         return builder.build()
 
     def accept(self, tree: TokenTree, path: Sequence[int]) -> None:
-        """Nothing to follow: the next `draft` reads the new tokens."""
+        """Nothing to follow, as the next `draft` reads the new tokens; but something to learn."""
+        self._calibration.learn(trials(tree, path))
 
     def close(self) -> None: ...
 
@@ -110,22 +117,24 @@ class Lookup:
 
     def _fill(self, builder: TreeBuilder, readers: list[_Reader], limits: Limits) -> None:
         order = 0
+        least = -math.log(self._knobs.min_prob) if self._knobs.min_prob else math.inf
         heap: list[tuple[float, int, int, int, float, list[_Reader]]] = []
 
-        def push(parent: int, cumulative: float, group: list[_Reader]) -> None:
+        def push(parent: int, key: float, group: list[_Reader]) -> None:
             nonlocal order
             for token, share, part in _children(group, builder.depths[parent]):
                 order += 1
-                heapq.heappush(heap, (-cumulative * share, order, parent, token, share, part))
+                score = key - self._calibration.correct(math.log(share))
+                heapq.heappush(heap, (score, order, parent, token, share, part))
 
-        push(ROOT, 1.0, readers)
+        push(ROOT, 0.0, readers)
         while heap and len(builder) < limits.nodes:
             key, _, parent, token, share, group = heapq.heappop(heap)
-            if -key < self._knobs.min_prob:
+            if key > least:
                 break
             node = builder.add(parent, token, share, self.name)
             if builder.depths[node] < limits.depth and token not in limits.stops:
-                push(node, -key, group)
+                push(node, key, group)
 
 
 def _children(group: list[_Reader], depth: int) -> list[tuple[int, float, list[_Reader]]]:

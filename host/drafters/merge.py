@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from hexgraft.host.drafters.base import Drafter, Limits
+from hexgraft.host.drafters.calibration import Calibration
 from hexgraft.host.tree import ROOT, Draws, TokenTree, TreeBuilder, single
 
 _UNKNOWN = 0.5
@@ -15,13 +15,17 @@ _UNKNOWN = 0.5
 _MOST = 0.75
 """A small tree is enough when this share of what the limits allow is likely to be accepted."""
 
+Pair = tuple[int | None, int | None]
+"""A node of the merged tree in the trees of both drafters, None where it is not there."""
+
 
 class Merge:
     """The nodes likeliest to be accepted out of both trees, a path both propose counted once.
 
     `cheap` drafts first. If its tree alone promises `enough` accepted tokens (the sum of its nodes'
     cumulative probabilities), as a long match of a lookup does, `dear` is spared for this round. Where both
-    propose a node the probability is that of `dear`.
+    propose a node the probability is that of `dear`. Probabilities of two kinds are made comparable by what
+    the target accepted of either.
     """
 
     def __init__(self, cheap: Drafter, dear: Drafter, *, enough: float = 6.0) -> None:
@@ -29,8 +33,9 @@ class Merge:
         self.draws: Draws | None = Draws.RANKED
         self._drafters = (cheap, dear)
         self._enough = enough
+        self._calibrations = (Calibration(), Calibration())
         self._trees: tuple[TokenTree, TokenTree | None] = (single(0), None)
-        self._origin: list[tuple[int | None, int | None]] = [(ROOT, ROOT)]
+        self._origin: list[Pair] = [(ROOT, ROOT)]
 
     @property
     def passes(self) -> int:
@@ -47,19 +52,25 @@ class Merge:
     def draft(self, tokens: Sequence[int], limits: Limits) -> TokenTree:
         cheap, dear = self._drafters
         first = cheap.draft(tokens, limits)
-        spare = _promise(first) >= min(self._enough, _MOST * (limits.nodes - 1), _MOST * limits.depth)
-        second = None if spare and len(first) > 1 else dear.draft(tokens, limits)
-        self._trees = (first, second)
+        self._trees, self._origin = (first, None), [(ROOT, ROOT)]
+        wanted = min(self._enough, _MOST * (limits.nodes - 1), _MOST * limits.depth)
+        if len(first) == 1 or self._promise(first) < wanted:
+            self._trees = (first, dear.draft(tokens, limits))
         builder = TreeBuilder(tokens[-1])
-        self._origin = [(ROOT, ROOT)]
         self._fill(builder, limits)
         return builder.build()
 
     def accept(self, tree: TokenTree, path: Sequence[int]) -> None:
         """Each drafter follows the path as far as its own tree goes; what lies beyond it catches up on."""
+        accepted = set(path)
+        tried = [child for node in path for child in tree.children(node)]
         for side, (drafter, own) in enumerate(zip(self._drafters, self._trees, strict=True)):
             if own is None:
                 continue
+            origins = [(self._origin[child][side], child in accepted) for child in tried]
+            self._calibrations[side].learn(
+                (float(own.probabilities[node]), done) for node, done in origins if node is not None
+            )
             known: list[int] = []
             for node in path:
                 origin = self._origin[node][side]
@@ -73,28 +84,23 @@ class Merge:
             drafter.close()
 
     def _fill(self, builder: TreeBuilder, limits: Limits) -> None:
-        heap: list[tuple[float, int, int, int, tuple[int | None, int | None]]] = []
+        heap: list[tuple[float, int, int, int, Pair]] = []
         order = 0
 
-        def push(node: int, cumulative: float) -> None:
+        def push(node: int, key: float) -> None:
             nonlocal order
             for token, pair in self._children(self._origin[node]).items():
                 order += 1
-                heapq.heappush(heap, (-cumulative * self._probability(pair), order, node, token, pair))
+                heapq.heappush(heap, (key - self._log(pair), order, node, token, pair))
 
-        push(ROOT, 1.0)
+        push(ROOT, 0.0)
         while heap and len(builder) < limits.nodes:
             key, _, parent, token, pair = heapq.heappop(heap)
-            names = [
-                tree.sources[own]
-                for tree, own in zip(self._trees, pair, strict=True)
-                if tree and own is not None
-            ]
-            node = builder.add(parent, token, self._recorded(pair), "+".join(dict.fromkeys(names)))
+            node = builder.add(parent, token, self._probability(pair), self._sources(pair))
             self._origin.append(pair)
-            push(node, -key)
+            push(node, key)
 
-    def _children(self, pair: tuple[int | None, int | None]) -> dict[int, tuple[int | None, int | None]]:
+    def _children(self, pair: Pair) -> dict[int, Pair]:
         """Tokens that follow in either tree; those of `dear` first, as its ranking rests on a model."""
         found: dict[int, list[int | None]] = {}
         for side in (1, 0):
@@ -105,22 +111,35 @@ class Merge:
                 found.setdefault(int(tree.tokens[child]), [None, None])[side] = child
         return {token: (first, second) for token, (first, second) in found.items()}
 
-    def _recorded(self, pair: tuple[int | None, int | None]) -> float:
+    def _sources(self, pair: Pair) -> str:
+        names = [
+            tree.sources[node]
+            for tree, node in zip(self._trees, pair, strict=True)
+            if tree is not None and node is not None
+        ]
+        return "+".join(dict.fromkeys(names))
+
+    def _known(self, pair: Pair) -> tuple[int, float]:
+        """Whose probability counts, and which; NaN if neither has one."""
         for side in (1, 0):
             tree, node = self._trees[side], pair[side]
-            if tree is not None and node is not None and not np.isnan(tree.probabilities[node]):
-                return float(tree.probabilities[node])
-        return float("nan")
+            if tree is not None and node is not None and not math.isnan(tree.probabilities[node]):
+                return side, float(tree.probabilities[node])
+        return 0, math.nan
 
-    def _probability(self, pair: tuple[int | None, int | None]) -> float:
-        value = self._recorded(pair)
-        return _UNKNOWN if np.isnan(value) else value
+    def _probability(self, pair: Pair) -> float:
+        return self._known(pair)[1]
 
+    def _log(self, pair: Pair) -> float:
+        """The log of how likely the node is to be accepted after its parent."""
+        side, share = self._known(pair)
+        if math.isnan(share):
+            return math.log(_UNKNOWN)
+        return self._calibrations[side].correct(math.log(share)) if share > 0 else -math.inf
 
-def _promise(tree: TokenTree) -> float:
-    """How many nodes of a tree will be accepted if its probabilities are right."""
-    own = np.nan_to_num(tree.probabilities.astype(np.float64), nan=_UNKNOWN)
-    cumulative = np.ones(len(tree))
-    for node in range(1, len(tree)):
-        cumulative[node] = cumulative[tree.parents[node]] * own[node]
-    return float(cumulative[1:].sum())
+    def _promise(self, tree: TokenTree) -> float:
+        """How many nodes of the first tree are likely to be accepted."""
+        logs = [0.0]
+        for node in range(1, len(tree)):
+            logs.append(logs[tree.parents[node]] + self._log((node, None)))
+        return sum(math.exp(log) for log in logs[1:])

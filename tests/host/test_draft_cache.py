@@ -29,11 +29,11 @@ WARM = Sampling(temperature=1.2, seed=5)
 MAKERS: dict[str, Callable[[DraftModel], Drafter]] = {
     "chain": Chain,
     "best-first": lambda model: BestFirst(model, BestFirstKnobs(p_base=0.1, min_prob=0, early_stop=False)),
-    "levels": Levels,
+    "levels": lambda model: Levels(model, calibrated=False),
     "static": Static,
     "distinct": lambda model: Sampled(model, Draws.DISTINCT, WARM),
     "independent": lambda model: Sampled(model, Draws.INDEPENDENT, WARM),
-    "merge": lambda model: Merge(Lookup(), Levels(model), enough=99),
+    "merge": lambda model: Merge(Lookup(), Levels(model, calibrated=False), enough=99),
 }
 
 
@@ -90,8 +90,9 @@ def test_the_cache_follows_every_branch(name: str) -> None:
         fresh.begin(text)
         expected = fresh.draft(text, LIMITS)
         assert drafter.passes - before == fresh.passes
-        assert np.array_equal(following.tokens, expected.tokens)
-        assert np.array_equal(following.parents, expected.parents)
+        if name != "merge":  # it has learned from what was accepted, the fresh one has not
+            assert np.array_equal(following.tokens, expected.tokens)
+            assert np.array_equal(following.parents, expected.parents)
     assert lengths >= {0, 1}, "some accepted nodes were forwarded, some never"
 
 

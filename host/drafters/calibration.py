@@ -1,0 +1,57 @@
+"""Learns how far a draft's probabilities can be trusted, from what the target accepted."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+
+from hexgraft.host.tree import TokenTree
+
+_EDGES = [-math.log(share) for share in (0.9, 0.75, 0.5, 0.25, 0.1, 0.03)]
+"""Bins of -log q, finer where trees are decided."""
+_PRIOR = 4.0
+"""Accepted nodes a bin's own figures must outweigh."""
+_MEMORY = 0.98
+"""What a round's figures count one round later: the last fifty rounds or so decide."""
+
+
+class Calibration:
+    """Per bin of confidence, how often nodes were accepted over how often the draft said they would be.
+
+    At a judged node the target's token is compared with every child, so each child there is one trial whose
+    success the draft put at q. A draft too sure of itself gets flatter and wider trees, one too modest deeper
+    ones. The output does not depend on it.
+    """
+
+    def __init__(self) -> None:
+        bins = len(_EDGES) + 1
+        self._said = [_PRIOR] * bins
+        self._done = [_PRIOR] * bins
+        self._shift = [0.0] * bins
+
+    def correct(self, log: float) -> float:
+        """The log of the measured acceptance for the log of a draft probability, never above 0."""
+        return min(0.0, log + self._shift[bisect_left(_EDGES, -log)])
+
+    def learn(self, trials: Iterable[tuple[float, bool]]) -> None:
+        """Take in a round's trials: the draft's probability of a child, and whether it was accepted."""
+        for figures in (self._said, self._done):
+            figures[:] = [_PRIOR + (value - _PRIOR) * _MEMORY for value in figures]
+        for share, accepted in trials:
+            if not share > 0:
+                continue
+            place = bisect_left(_EDGES, -math.log(share))
+            self._said[place] += share
+            self._done[place] += accepted
+        self._shift = [math.log(done / said) for done, said in zip(self._done, self._said, strict=True)]
+
+
+def trials(tree: TokenTree, path: Sequence[int]) -> list[tuple[float, bool]]:
+    """The trials of a round: the children of every node on the accepted path."""
+    accepted = set(path)
+    return [
+        (float(tree.probabilities[child]), child in accepted)
+        for node in path
+        for child in tree.children(node)
+    ]
