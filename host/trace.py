@@ -54,6 +54,7 @@ class Header(Record, tag="header"):
     widths: list[int] | None
     whole: bool
     drafter: str
+    knobs: list[str]
     tree_size: int
     tree_depth: int | None
     verifier: str
@@ -183,8 +184,16 @@ class Recorder:
         self._rounds = 0
         self._emitted: list[int] = []
 
-    def header(self, bundle: Bundle, decoder: Decoder, prompt: Sequence[int], *, whole: bool) -> Header:
-        """`whole` as the target's session was opened with."""
+    def header(
+        self,
+        bundle: Bundle,
+        decoder: Decoder,
+        prompt: Sequence[int],
+        *,
+        whole: bool,
+        knobs: Sequence[str] = (),
+    ) -> Header:
+        """`whole` as the target's session was opened with; `knobs` as given to the drafter, NAME=VALUE."""
         spec, options = decoder.session.spec, decoder.options
         return Header(
             format=FORMAT,
@@ -198,6 +207,7 @@ class Recorder:
             widths=list(spec.widths) if spec.widths else None,
             whole=whole,
             drafter=decoder.drafter.name,
+            knobs=list(knobs),
             tree_size=options.tree_size,
             tree_depth=options.tree_depth,
             verifier=decoder.verifier.name,
@@ -224,7 +234,7 @@ class Recorder:
             sources=list(tree.sources),
             accepted=list(current.accepted),
             emitted=list(current.tokens),
-            margins=[_finite(margin) for margin in current.margins],
+            margins=[_finite(margin) for margin in current.margins] or [_margin(one) for one in judged],
             judged=judged,
             seconds={phase: round(seconds, 7) for phase, seconds in current.seconds.items()},
             degraded=current.degraded,
@@ -280,6 +290,12 @@ def _judged(found: TokenLogprob) -> Judged:
 
     top = [(token, logit(logprob)) for token, logprob in found.top]
     return Judged(found.token, logit(found.logprob), _finite(found.log_sum), top)
+
+
+def _margin(judged: Judged) -> float | None:
+    """Between the two best, in float32 as the walk takes it."""
+    best = [logit for _, logit in judged.top[:2] if logit is not None]
+    return float(np.float32(best[0]) - np.float32(best[1])) if len(best) == 2 else None
 
 
 def _finite(number: float) -> float | None:

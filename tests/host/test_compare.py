@@ -1,0 +1,206 @@
+"""Two traces: identical, parted by rounding, or really different; and those that cannot be compared."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from pair import make_pair
+
+from hexgraft.host.bundle import Bundle
+from hexgraft.host.compare import DIFFERENT, IDENTICAL, TIE, candidates, compare
+from hexgraft.host.cpu_session import CpuSession
+from hexgraft.host.decode import DecodeOptions, Decoder
+from hexgraft.host.drafters.registry import make_drafter
+from hexgraft.host.randomness import gumbels
+from hexgraft.host.sampling import Sampling
+from hexgraft.host.trace import Judged, Recorder, Trace, TraceRound
+from hexgraft.models.errors import UsageError
+
+PROMPT = [5, 300, 17, 42, 9, 271, 33, 17, 42, 9]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return make_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="module")
+def target(bundle: Bundle) -> CpuSession:
+    return CpuSession(bundle)
+
+
+def record(
+    bundle: Bundle,
+    target: CpuSession,
+    drafter: str,
+    *,
+    prompt: list[int] = PROMPT,
+    tokens: int = 40,
+    size: int = 16,
+    sampling: Sampling | None = None,
+) -> Trace:
+    options = DecodeOptions(tokens, size, logprobs=5, sampling=sampling or Sampling())
+    decoder = Decoder(target, make_drafter(drafter, bundle, lambda: CpuSession(bundle, "draft")), options)
+    recorder = Recorder(str)
+    trace = Trace(recorder.header(bundle, decoder, prompt, whole=False))
+    decoder.begin(prompt)
+    trace.rounds = [recorder.round(current) for current in decoder.rounds()]
+    trace.end = recorder.end(decoder.stats, trace.rounds[-1].finish)
+    return trace
+
+
+@pytest.fixture(scope="module")
+def plain(bundle: Bundle, target: CpuSession) -> Trace:
+    return record(bundle, target, "none", size=1)
+
+
+@pytest.mark.parametrize(("drafter", "size"), [("levels", 16), ("chain", 4), ("lookup", 8)])
+def test_other_drafters_and_sizes_are_identical(
+    bundle: Bundle, target: CpuSession, plain: Trace, drafter: str, size: int
+) -> None:
+    trees = record(bundle, target, drafter, size=size)
+    found = compare(plain, trees)
+    assert found.verdict == IDENTICAL
+    assert found.common == 40
+    assert found.places is None
+
+
+def test_a_run_that_was_given_fewer_tokens_is_identical_as_far_as_it_goes(
+    bundle: Bundle, target: CpuSession, plain: Trace
+) -> None:
+    short = record(bundle, target, "levels", tokens=17)
+    found = compare(plain, short)
+    assert (found.verdict, found.common, found.emitted) == (IDENTICAL, 17, (40, 17))
+    assert "then one run ends (max-tokens)" in found.reason
+
+
+def test_a_text_that_ended_by_itself_is_a_difference(
+    bundle: Bundle, target: CpuSession, plain: Trace
+) -> None:
+    stopped = record(bundle, target, "levels", tokens=17)
+    assert stopped.end is not None
+    stopped.end.finish = "stop"
+    found = compare(stopped, plain)
+    assert found.verdict == DIFFERENT
+    assert found.places is not None
+    assert (found.places[0].token, found.places[0].finish) == (None, "stop")
+    assert found.places[1].token == plain.emitted[17]
+
+
+# ------------------------------------------------------- made-up differences
+
+
+def choose(trace: Trace, index: int, token: int, logits: dict[int, float]) -> Trace:
+    """A copy of a plain trace cut after its token `index`, which is made `token`, with those candidates."""
+    rounds = [msgspec.structs.replace(r) for r in trace.rounds[: index + 1]]
+    top = sorted(logits.items(), key=lambda item: (-item[1], item[0]))
+    judged = Judged(token, logits.get(token), float(np.logaddexp.reduce([*logits.values()])), list(top))
+    rounds[-1] = msgspec.structs.replace(
+        rounds[-1], emitted=[token], judged=[judged], margins=[top[0][1] - top[1][1]]
+    )
+    return Trace(trace.header, rounds)
+
+
+def test_a_near_tie_is_called_one(plain: Trace) -> None:
+    a = choose(plain, 9, 50, {50: 8.0002, 60: 8.0, 70: 1.0})
+    b = choose(plain, 9, 60, {50: 8.0, 60: 8.0003, 70: 1.0})
+    found = compare(a, b)
+    assert found.verdict == TIE
+    assert found.common == 9
+    assert found.swing == pytest.approx(5e-4, rel=1e-6)
+    assert found.places is not None
+    first, second = found.places
+    assert (first.round, first.node, first.token) == (10, 0, 50)
+    assert (second.round, second.node, second.token) == (10, 0, 60)
+    assert first.lead == pytest.approx(2e-4)
+    assert second.lead == pytest.approx(3e-4)
+    assert compare(a, b, noise=4e-4).verdict == DIFFERENT
+    assert compare(a, b, noise=6e-4).verdict == TIE
+
+
+def test_disagreeing_logits_are_a_difference(plain: Trace) -> None:
+    a = choose(plain, 9, 50, {50: 9.0, 60: 8.0})
+    b = choose(plain, 9, 60, {50: 8.0, 60: 8.5})
+    found = compare(a, b)
+    assert found.verdict == DIFFERENT
+    assert found.swing == pytest.approx(1.5)
+    assert "disagree by 1.5" in found.reason
+
+
+def test_equal_logits_and_another_choice_are_a_difference(plain: Trace) -> None:
+    """A walk that takes the second best: the logits agree, so it is not the arithmetic's fault."""
+    a = choose(plain, 9, 50, {50: 9.0, 60: 8.0})
+    b = choose(plain, 9, 60, {50: 9.0, 60: 8.0})
+    found = compare(a, b)
+    assert found.verdict == DIFFERENT
+    assert found.swing == 0
+    assert "no rounding explains that" in found.reason
+
+
+def test_a_token_that_was_not_recorded_leaves_the_question_open(plain: Trace) -> None:
+    a = choose(plain, 9, 50, {50: 9.0, 60: 8.0})
+    b = choose(plain, 9, 99, {99: 9.0, 60: 8.0})
+    found = compare(a, b)
+    assert found.verdict == DIFFERENT
+    assert "not among the 2 best" in found.reason
+
+
+def test_a_draw_is_a_tie_by_its_noise_not_by_its_logits(bundle: Bundle, target: CpuSession) -> None:
+    """At temperature 1 the race is logit + noise: far apart in logits, and yet as close as can be."""
+    drawn = record(bundle, target, "none", size=1, sampling=Sampling(temperature=1.0, seed=3))
+    noise = gumbels(3, len(PROMPT) + 9, np.array([50, 60]))
+    a = choose(drawn, 9, 50, {50: 8.0, 60: 8.0 + float(noise[0] - noise[1]) - 1e-4})
+    b = choose(drawn, 9, 60, {50: 8.0, 60: 8.0 + float(noise[0] - noise[1]) + 1e-4})
+    found = compare(a, b)
+    assert found.verdict == TIE
+    assert found.places is not None
+    assert found.places[0].lead == pytest.approx(1e-4, rel=1e-3)
+    wrong = choose(drawn, 9, 60, {50: 8.0, 60: 7.0 + float(noise[0] - noise[1])})
+    assert compare(a, wrong).verdict == DIFFERENT
+
+
+def test_penalties_take_part_in_the_race(bundle: Bundle, target: CpuSession) -> None:
+    drawn = record(bundle, target, "none", size=1, sampling=Sampling(repetition=2.0))
+    seen = PROMPT[0]
+    a = choose(drawn, 9, seen, {seen: 8.0002, 60: 4.0})
+    b = choose(drawn, 9, 60, {seen: 8.0, 60: 4.0003})
+    found = compare(a, b)
+    assert 60 not in [*PROMPT, *drawn.emitted[:9]]
+    assert found.verdict == TIE
+
+
+def test_candidates_have_probabilities() -> None:
+    judged = Judged(4, 1.0, math.log(4), [(4, math.log(3)), (5, 0.0), (6, None)])
+    assert candidates(judged) == [(4, math.log(3), pytest.approx(0.75)), (5, 0.0, 0.25), (6, None, None)]
+    assert candidates(None) == []
+
+
+# ------------------------------------------------------------------- refusals
+
+
+def test_traces_of_other_questions_are_refused(
+    bundle: Bundle, target: CpuSession, plain: Trace, tmp_path: Path
+) -> None:
+    other = record(bundle, target, "none", prompt=[*PROMPT[:4], 7, 9], size=1)
+    with pytest.raises(UsageError, match="different prompts: 10 and 6 tokens, which part at token 4"):
+        compare(plain, other)
+    warm = record(bundle, target, "none", size=1, sampling=Sampling(temperature=1.0))
+    with pytest.raises(UsageError, match="draw tokens differently"):
+        compare(plain, warm)
+    foreign = Trace(msgspec.structs.replace(plain.header, bundle="0" * 64), plain.rounds)
+    with pytest.raises(UsageError, match="different bundles"):
+        compare(plain, foreign)
+    residual = Trace(msgspec.structs.replace(plain.header, verifier="sequoia"), plain.rounds)
+    with pytest.raises(UsageError, match="verifiers match and sequoia"):
+        compare(plain, residual)
+
+
+def test_an_empty_trace_is_the_beginning_of_every_other(plain: Trace) -> None:
+    nothing: list[TraceRound] = []
+    found = compare(Trace(plain.header, nothing), plain)
+    assert (found.verdict, found.common) == (IDENTICAL, 0)
+    assert "cut off" in found.reason
