@@ -130,6 +130,8 @@ class Decoder:
         start = time.perf_counter()
         if not self.committed:
             self.session.reset()
+        # Before the target: if `progress` raises, both caches still hold beginnings of the same text.
+        self.drafter.begin(self.tokens, self.committed)
         end, width = len(prompt) - 1, self.session.spec.max_width
         while self.committed < end:
             chunk = prompt[self.committed : min(end, self.committed + width)]
@@ -139,8 +141,11 @@ class Decoder:
             self.committed += len(chunk)
             if progress:
                 progress(len(chunk))
-        self.drafter.begin(self.tokens, self.stats.reused_tokens)
         self.stats.spend("prefill", time.perf_counter() - start)
+
+    def adopt(self, tokens: Sequence[int]) -> None:
+        """Before the first text: the session's cache holds these tokens, which `begin` with `reuse` counts on."""
+        self.tokens, self.committed = list(tokens), len(tokens)
 
     def step(self) -> Round:
         """One round. The text grows by at least one token, or DecodeError is raised."""

@@ -16,6 +16,7 @@ from hexgraft.host.drafters.base import Drafter
 from hexgraft.host.drafters.knobs import TableKnobs, parse_knobs
 from hexgraft.host.drafters.registry import DRAFTERS, default_drafter, make_drafter
 from hexgraft.host.drafters.shape import AcceptanceTable
+from hexgraft.host.prefix import Place, Prefix, read_prefix
 from hexgraft.host.sampling import Sampling
 from hexgraft.host.session import Session
 from hexgraft.host.stop_strings import AnswerText
@@ -65,6 +66,13 @@ session_options = _all(
 
 verify_option = click.option(
     "--no-verify", is_flag=True, help="Do not check the sha256 of the bundle's files first (about 1 s a GB)."
+)
+
+baked_option = click.option(
+    "--baked",
+    metavar="PREFIX",
+    type=click.Path(path_type=Path),
+    help="Load the cache of a system message that `hexgraft bake` wrote; its text is the system message.",
 )
 
 draft_options = _all(
@@ -134,6 +142,20 @@ def open_checked(path: Path, no_verify: bool) -> Bundle:
 
         bundle.verify(advance)
     return bundle
+
+
+def place_of(bundle: Bundle, options: dict[str, Any]) -> Place:
+    """Where the target's cache is computed, by the options of `session_options`."""
+    widths = options["widths"]
+    if widths not in (None, "bundle"):
+        widths = ",".join(map(str, parse_width_option(widths, bundle) or ()))
+    return Place.of(bundle, options["backend"], widths)
+
+
+def open_baked(bundle: Bundle, options: dict[str, Any]) -> Prefix | None:
+    """The prefix of `baked_option`, checked against the bundle and where it runs."""
+    path: Path | None = options["baked"]
+    return None if path is None else read_prefix(path, bundle, place_of(bundle, options))
 
 
 def answer_text(bundle: Bundle, codec: TextCodec, options: dict[str, Any]) -> AnswerText:

@@ -15,8 +15,10 @@ from hexgraft.host.cli.options import (
     TEXT_LIMIT,
     answer_options,
     answer_text,
+    baked_option,
     decode_text,
     draft_options,
+    open_baked,
     open_checked,
     open_decoder,
     read_text,
@@ -26,6 +28,7 @@ from hexgraft.host.cli.options import (
 )
 from hexgraft.host.cli.tree_view import draw_round
 from hexgraft.host.decode import Round
+from hexgraft.host.prefix import restore
 from hexgraft.host.text import TextCodec
 from hexgraft.models.errors import INTERRUPTED, UsageError
 
@@ -38,6 +41,7 @@ from hexgraft.models.errors import INTERRUPTED, UsageError
 @click.option("--system", help="A system message for the chat template.")
 @click.option("--raw", is_flag=True, help="Feed the prompt as it is, without the chat template.")
 @click.option("--prefix", metavar="TEXT", help="Let the answer begin with this text.")
+@baked_option
 @answer_options
 @draft_options
 @sampling_options
@@ -67,12 +71,17 @@ def run(bundle: Path, dash: str | None, prompt: str | None, file: Path | None, *
     text = read_prompt(prompt, file, dash)
     opened = open_checked(bundle, options["no_verify"])
     codec = TextCodec(opened)
+    prefix = open_baked(opened, options)
+    if prefix is not None and options["system"] is None and not options["raw"]:
+        options["system"] = prefix.system
     ids = _encode(codec, text, options)
     answer = answer_text(opened, codec, options)
     answer.begin(options["prefix"] or "")
     decoder = open_decoder(opened, codec, answer, options)
+    if prefix is not None:
+        restore(decoder, prefix, ids)
     with token_progress("prefill", len(ids) - 1) as advance:
-        decoder.begin(ids, advance)
+        decoder.begin(ids, advance, reuse=True)
 
     def watch(current: Round) -> None:
         if options["show_tree"]:

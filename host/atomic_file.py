@@ -1,0 +1,45 @@
+"""A file that appears at its name only when it is whole."""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from hexgraft.models.errors import HexgraftError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What a write fails with when there is no space left, or no more is allowed."""
+
+
+def write_whole(path: Path, data: bytes, *, replace: bool = False) -> None:
+    """Write `data` to `path` by way of a neighbour. Raises HexgraftError when the file exists already and
+    may not be replaced, or cannot be written; then nothing changed at `path`."""
+    if not replace and (path.exists() or path.is_symlink()):
+        raise HexgraftError(f"{path} exists already", f"choose another name, or remove it: rm {path}")
+    partial = path.parent / f".{path.name}.partial-{os.getpid()}"
+    try:
+        with partial.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        partial.replace(path)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    finally:
+        with suppress(OSError):
+            partial.unlink()
+
+
+def cannot_write(path: Path, error: OSError) -> HexgraftError:
+    """What went wrong with writing `path`, in words."""
+    parent = path.parent
+    if error.errno in FULL:
+        return HexgraftError(
+            f"no space left for {path}", f"see `df -h {parent}`; free some, or name another disk"
+        )
+    if error.errno == errno.ENOENT:
+        return HexgraftError(f"the folder {parent} does not exist", f"mkdir -p {parent}")
+    reason = error.strerror or str(error)
+    return HexgraftError(f"cannot write {path}: {reason}", f"see `ls -ld {parent}`, or name another folder")

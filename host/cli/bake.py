@@ -1,0 +1,60 @@
+"""`hexgraft bake`: the cache of a system message as a file, so that no run has to compute it again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hexgraft.host.backends import open_session, parse_width_option
+from hexgraft.host.cli.console import print_json, say
+from hexgraft.host.cli.options import open_checked, place_of, read_text, session_options, verify_option
+from hexgraft.host.prefix import bake as bake_prefix
+from hexgraft.host.prefix import system_tokens, write_prefix
+from hexgraft.host.text import TextCodec
+from hexgraft.models.errors import HexgraftError, UsageError
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option(
+    "--system", "file", required=True, type=click.Path(path_type=Path), help="A file with the system message."
+)
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The file to write.")
+@session_options
+@verify_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def bake(bundle: Path, file: Path, output: Path, as_json: bool, **options: Any) -> None:
+    """Compute the cache of a system message once, for `run` and `chat` to load with --baked.
+
+    The file fits this very bundle, backend and --widths, and no other. Line ends at the end of the message
+    are left out.
+
+    \b
+    Example:
+      hexgraft bake smollm2 --system rules.txt -o rules.safetensors
+      hexgraft run smollm2 --baked rules.safetensors -p "May I park here?"
+    """
+    if output.exists():
+        raise HexgraftError(f"{output} exists already", f"choose another name, or remove it: rm {output}")
+    system = read_text(file, "system message").rstrip("\r\n")
+    if not system:
+        raise UsageError(f"the system message in {file} is empty", f"write one into {file}")
+    opened = open_checked(bundle, options["no_verify"])
+    tokens = system_tokens(TextCodec(opened), system)
+    session = open_session(
+        opened,
+        "target",
+        options["backend"],
+        widths=parse_width_option(options["widths"], opened),
+        whole=options["widths"] == "bundle",
+        threads=options["threads"],
+    )
+    write_prefix(output, bake_prefix(session, tokens, system, place_of(opened, options)))
+    size = output.stat().st_size
+    if as_json:
+        print_json({"prefix": str(output), "bundle": opened.digest, "tokens": len(tokens), "bytes": size})
+        return
+    say(f"baked {len(tokens)} tokens: {size / 1e6:.1f} MB")
+    click.echo(output)

@@ -1,0 +1,251 @@
+"""`hexgraft chat`: a conversation at the terminal, or scripted over standard input."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hexgraft.host.atomic_file import write_whole
+from hexgraft.host.bundle import Bundle
+from hexgraft.host.cli.chat_input import ChatInput
+from hexgraft.host.cli.console import say, say_error, token_progress
+from hexgraft.host.cli.generation import Generation, generate, print_piece, summary
+from hexgraft.host.cli.interrupt import interruptible
+from hexgraft.host.cli.options import (
+    answer_options,
+    answer_text,
+    baked_option,
+    draft_options,
+    open_baked,
+    open_checked,
+    open_decoder,
+    sampling_options,
+    session_options,
+    verify_option,
+)
+from hexgraft.host.conversation import Conversation
+from hexgraft.host.prefix import restore
+from hexgraft.host.text import TextCodec
+from hexgraft.models.errors import INTERRUPTED, DecodeError, HexgraftError, UsageError
+
+HELP = """\
+/reset      start over; the system message stays
+/undo       take the last turn back
+/save FILE  write the conversation as JSON
+/stats      figures of the last answer
+/help       this
+/quit       leave; so does the end of input
+A line that ends in \\ goes on with the next. A message that begins with / is written with two: //."""
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--system", help="A system message for the chat template.")
+@click.option("--drop-oldest", is_flag=True, help="When the context is full, forget the oldest turns.")
+@baked_option
+@answer_options
+@draft_options
+@sampling_options
+@session_options
+@verify_option
+def chat(bundle: Path, system: str | None, drop_oldest: bool, **options: Any) -> int:
+    """Talk with BUNDLE. What the last turns left in the cache is not computed again.
+
+    /help lists what can be typed. Ctrl-C ends an answer and keeps it. Where standard input is no terminal,
+    each line is a turn, and only the answers are printed.
+
+    \b
+    Examples:
+      hexgraft chat smollm2 --system "Answer in one sentence."
+      printf 'My name is Ada.\\nWhat is my name?\\n' | hexgraft chat smollm2
+    """
+    opened = open_checked(bundle, options["no_verify"])
+    codec = TextCodec(opened)
+    if not codec.has_template:
+        raise UsageError(f"{bundle} has no chat template", f'hexgraft run {bundle} --raw -p "Once upon"')
+    prefix = open_baked(opened, options)
+    if prefix is not None and system is None:
+        system = prefix.system
+    talk = Conversation(codec, system, opened.manifest.tokenizer.stop_tokens)
+    session = ChatSession(opened, codec, talk, drop_oldest, options)
+    if prefix is not None:
+        probe = Conversation(codec, system)
+        probe.ask("?")
+        restore(session.decoder, prefix, probe.prompt())
+    return session.run()
+
+
+class _Cancelled(Exception):
+    """Ctrl-C before the answer began."""
+
+
+class ChatSession:
+    """The loop of turns and commands."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        codec: TextCodec,
+        talk: Conversation,
+        drop_oldest: bool,
+        options: dict[str, Any],
+    ) -> None:
+        self._bundle = bundle
+        self._talk = talk
+        self._drop_oldest = drop_oldest
+        self._answer = answer_text(bundle, codec, options)
+        self.decoder = open_decoder(bundle, codec, self._answer, options)
+        self._input = ChatInput()
+        self._last: str | None = None
+        self._saved: set[Path] = set()
+        self._commands: dict[str, Callable[[str], None]] = {
+            "reset": self._reset,
+            "undo": self._undo,
+            "save": self._save,
+            "stats": self._stats,
+            "help": lambda argument: say(HELP),
+        }
+
+    def run(self) -> int:
+        """Turns until the end of input, /quit, or Ctrl-C twice without a line in between; the exit code."""
+        terminal = self._input.terminal
+        if terminal:
+            say(f"{self._bundle.target.name}, {self._room(0)}. /help shows what can be typed, Ctrl-D leaves.")
+        presses = 0
+        while True:
+            try:
+                line = self._input.read()
+                if line is None or line.strip() == "/quit":
+                    if terminal and line is None:
+                        say("")
+                    return 0
+                presses = 0
+                if line.strip():
+                    presses = self._take(line)
+            except KeyboardInterrupt:
+                presses += 1
+                if presses == 1 and terminal:
+                    say("\nCtrl-C again leaves; so does /quit")
+            except HexgraftError as error:
+                if not terminal:
+                    raise
+                say_error(error.message, error.hint)
+            if presses > 1 or (presses and not terminal):
+                return INTERRUPTED
+
+    def _take(self, line: str) -> int:
+        """One line; how many times Ctrl-C was pressed during it."""
+        if line.startswith("/") and not line.startswith("//"):
+            self._command(line)
+            return 0
+        text = line[1:] if line.startswith("//") else line
+        self._talk.ask(text)
+        try:
+            generation = self._generate(self._prompt())
+        except _Cancelled:
+            self._talk.undo()
+            say("\nthe message was taken back")
+            return 1
+        except HexgraftError:
+            self._talk.undo()
+            raise
+        self._talk.reply(generation.text, generation.tokens)
+        self._last = generation.finish
+        if generation.finish == "length":
+            say(f"the context of {self._capacity} tokens is full, the answer ends here; {self._way_out()}")
+        return int(generation.finish == "interrupted")
+
+    def _generate(self, prompt: list[int]) -> Generation:
+        with interruptible() as interrupted, token_progress("reading", len(prompt) - 1) as advance:
+
+            def progress(count: int) -> None:
+                advance(count)
+                if interrupted():
+                    raise _Cancelled
+
+            self._answer.begin()
+            self.decoder.begin(prompt, progress, reuse=True)
+        with interruptible() as interrupted:
+            generation = generate(self.decoder, self._answer, show=print_piece, interrupted=interrupted)
+        click.echo()
+        return generation
+
+    def _prompt(self) -> list[int]:
+        """The next prompt. Where it does not fit: with --drop-oldest without the oldest turns, so that a
+        quarter of the context stays free for the answer; otherwise DecodeError."""
+        prompt = self._talk.prompt()
+        reserve = min(self.decoder.options.max_tokens, self._capacity // 4) if self._drop_oldest else 0
+        dropped = 0
+        while len(prompt) + reserve > self._capacity and self._drop_oldest and self._talk.drop_oldest():
+            dropped += 1
+            prompt = self._talk.prompt()
+        if dropped:
+            say(
+                f"the context is full: forgot the {dropped} oldest of {len(self._talk.turns) + dropped} turns"
+            )
+        if len(prompt) > self._capacity:
+            raise DecodeError(
+                f"with this message the conversation has {len(prompt)} tokens, the context holds "
+                f"{self._capacity}; the message was taken back",
+                "shorten the message" if len(self._talk.turns) == 1 else self._way_out(),
+            )
+        return prompt
+
+    @property
+    def _capacity(self) -> int:
+        return self.decoder.session.spec.capacity
+
+    def _way_out(self) -> str:
+        return "/reset starts over, /undo takes a turn back; `chat --drop-oldest` forgets old turns by itself"
+
+    def _room(self, used: int) -> str:
+        return (
+            f"{used} of {self._capacity} context tokens used" if used else f"{self._capacity} context tokens"
+        )
+
+    def _command(self, line: str) -> None:
+        name, _, argument = line[1:].strip().partition(" ")
+        command = self._commands.get(name)
+        if command is None:
+            names = [*self._commands, "quit"]
+            close = difflib.get_close_matches(name, names, n=1)
+            raise UsageError(f"there is no command /{name}", f"type /{close[0]}" if close else "type /help")
+        command(argument.strip())
+
+    def _reset(self, argument: str) -> None:
+        self._talk.reset()
+        self._tell("started over")
+
+    def _undo(self, argument: str) -> None:
+        self._tell("took the last turn back" if self._talk.undo() else "there is no turn to take back")
+
+    def _stats(self, argument: str) -> None:
+        if self._last is None:
+            say("no answer yet")
+            return
+        say(summary(self.decoder.stats, self._last))
+        say(f"{len(self._talk.turns)} turns, {self._room(len(self.decoder.tokens))}")
+
+    def _save(self, argument: str) -> None:
+        if not argument:
+            raise UsageError("/save needs a file name", "type /save conversation.json")
+        path = Path(argument).expanduser()
+        conversation = {
+            "model": self._bundle.target.name,
+            "bundle": self._bundle.digest,
+            "messages": self._talk.messages(),
+        }
+        text = json.dumps(conversation, indent=1, ensure_ascii=False) + "\n"
+        write_whole(path, text.encode(), replace=path in self._saved)
+        self._saved.add(path)
+        self._tell(f"wrote {path}")
+
+    def _tell(self, text: str) -> None:
+        """Confirm a command, to a human only."""
+        if self._input.terminal:
+            say(text)
