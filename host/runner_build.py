@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -37,6 +38,10 @@ def build_runner(
             raise BuildError(
                 f"{tool} is not installed", "Debian: apt-get install cmake ninja-build g++ nlohmann-json3-dev"
             )
+    if preset == "android-arm64" and "ANDROID_NDK_HOME" not in os.environ:
+        raise UsageError(
+            "there is no NDK: ANDROID_NDK_HOME is not set", "install Android's NDK and name its folder there"
+        )
     include = find_headers(preset, sdk)
     folder = source.parent / "build" / "device" / preset
     version = importlib.metadata.version("hexgraft")

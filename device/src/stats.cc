@@ -13,7 +13,7 @@ using Json = nlohmann::json;
 
 constexpr int kMostZones = 256;
 
-// The number after `name` in a file of "Name:  123 kB" lines, in bytes; added up over all such lines.
+// The number of lines that begin with `name` in a file of "Name:  123 kB" lines, in bytes, added up.
 void read_kilobytes(const std::string& path, const std::string& name, const char* as, Json& into) {
   std::ifstream file(path);
   std::string line;
@@ -22,7 +22,7 @@ void read_kilobytes(const std::string& path, const std::string& name, const char
   while (std::getline(file, line)) {
     if (line.compare(0, name.size(), name) != 0) continue;
     std::uint64_t value = 0;
-    if (std::istringstream(line.substr(name.size())) >> value) {
+    if (std::istringstream(line.substr(line.find(':') + 1)) >> value) {
       total += value * 1024;
       found = true;
     }
@@ -43,11 +43,11 @@ void read_private_pages(Json& into) {
 
 Json memory_stats() {
   Json memory = Json::object();
-  read_kilobytes("/proc/self/status", "VmRSS:", "resident", memory);
-  read_kilobytes("/proc/self/status", "VmHWM:", "peak", memory);
+  read_kilobytes("/proc/self/status", "VmRSS", "resident", memory);
+  read_kilobytes("/proc/self/status", "VmHWM", "peak", memory);
   read_kilobytes("/proc/self/smaps_rollup", "Private_", "private", memory);
   if (!memory.contains("private")) read_private_pages(memory);
-  read_kilobytes("/proc/meminfo", "MemAvailable:", "available", memory);
+  read_kilobytes("/proc/meminfo", "MemAvailable", "available", memory);
   return memory;
 }
 

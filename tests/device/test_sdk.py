@@ -1,0 +1,177 @@
+"""Gathering headers and libraries from folders, AARs, wheels, npm, Maven and a QAIRT SDK."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from hexgraft.host.cli.device import device
+from hexgraft.host.runner_build import BuildError, build_runner, find_headers
+from hexgraft.host.sdk import NPM_PACKAGE, SdkError, Sources, gather
+from hexgraft.models.errors import UsageError
+
+HEADER = b"// the wrapper"
+
+
+@pytest.fixture
+def aar(tmp_path: Path) -> Path:
+    path = tmp_path / "onnxruntime.aar"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("headers/onnxruntime_cxx_api.h", HEADER)
+        archive.writestr("headers/../../escape.h", b"never outside")
+        archive.writestr("jni/arm64-v8a/libonnxruntime.so", b"arm")
+        archive.writestr("jni/x86_64/libonnxruntime.so", b"intel")
+        archive.writestr("jni/arm64-v8a/libQnnHtpV75Skel.so", b"skeleton")
+        archive.writestr("classes.jar", b"java")
+    return path
+
+
+def fake_command(folder: Path, name: str, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command of that name, found first."""
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+
+def test_android_takes_headers_and_its_own_libraries(aar: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out" / "sdk"
+    summary = gather("android-arm64", Sources(aars=(aar,)), folder)
+    taken = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert taken == {*summary.files, "sdk.json"}
+    assert {"include/onnxruntime_cxx_api.h", "lib/libonnxruntime.so", "lib/libQnnHtpV75Skel.so"} <= taken
+    assert (folder / "lib" / "libonnxruntime.so").read_bytes() == b"arm"
+    entry = summary.files["include/onnxruntime_cxx_api.h"]
+    assert (entry.sha256, entry.source) == (hashlib.sha256(HEADER).hexdigest(), "onnxruntime.aar")
+    assert json.loads((folder / "sdk.json").read_text())["target"] == "android-arm64"
+    assert not list(tmp_path.glob("escape.h"))
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["sdk"]
+
+
+def test_gathering_again_replaces_the_folder(aar: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "sdk"
+    gather("android-arm64", Sources(aars=(aar,)), folder)
+    gather("linux-x86_64", Sources(aars=(aar,)), folder)
+    assert not (folder / "lib").exists()
+
+
+def test_failure_leaves_what_was_there(aar: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out" / "sdk"
+    gather("linux-x86_64", Sources(aars=(aar,)), folder)
+    aar.write_bytes(b"no archive")
+    with pytest.raises(SdkError, match="cannot be read"):
+        gather("linux-x86_64", Sources(aars=(aar,)), folder)
+    assert (folder / "include" / "onnxruntime_cxx_api.h").read_bytes() == HEADER
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["sdk"]
+
+
+def test_wheels_give_linux_libraries_and_licences(aar: Path, tmp_path: Path) -> None:
+    wheel = tmp_path / "onnxruntime-1.32.0-cp311-cp311-manylinux_2_28_aarch64.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("onnxruntime/capi/libonnxruntime.so.1.32.0", b"runtime")
+        archive.writestr("onnxruntime/LICENSE", b"MIT")
+        archive.writestr("onnxruntime/tools/deep/LICENSE", b"of something else")
+    folder = tmp_path / "sdk"
+    summary = gather("linux-aarch64", Sources(aars=(aar,), wheels=(wheel,)), folder)
+    assert (folder / "lib" / "libonnxruntime.so").read_bytes() == b"runtime"
+    assert summary.licenses == {"licenses/onnxruntime-LICENSE": wheel.name}
+    for target in ("linux-x86_64", "android-arm64"):
+        with pytest.raises(UsageError, match="not a wheel for"):
+            gather(target, Sources(aars=(aar,), wheels=(wheel,)), folder)
+
+
+def test_qairt_gives_the_targets_libraries_and_skeletons(aar: Path, tmp_path: Path) -> None:
+    root = tmp_path / "qairt-2.51"
+    for name in (
+        "lib/aarch64-android/libQnnHtp.so",
+        "lib/aarch64-android/libQnnHtpV79Stub.so",
+        "lib/aarch64-android/libSomethingElse.so",
+        "lib/x86_64-linux-clang/libQnnHtp.so",
+        "lib/hexagon-v79/unsigned/libQnnHtpV79Skel.so",
+        "LICENSE.pdf",
+    ):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(name.encode())
+    folder = tmp_path / "sdk"
+    summary = gather("android-arm64", Sources(aars=(aar,), qairt=root), folder)
+    libraries = {path.name for path in (folder / "lib").iterdir()} - {
+        "libonnxruntime.so",
+        "libQnnHtpV75Skel.so",
+    }
+    assert libraries == {"libQnnHtp.so", "libQnnHtpV79Stub.so", "libQnnHtpV79Skel.so"}
+    assert (folder / "lib" / "libQnnHtp.so").read_bytes() == b"lib/aarch64-android/libQnnHtp.so"
+    assert list(summary.licenses.values()) == [root.name]
+    with pytest.raises(UsageError, match="has no lib"):
+        gather("android-arm64", Sources(aars=(aar,), qairt=tmp_path), folder)
+
+
+def test_npm_is_the_default(aar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "LICENSE").write_text("MIT")
+    with tarfile.open(tmp_path / "package.tgz", "w:gz") as archive:
+        archive.add(aar, "package/Plugins/Android/onnxruntime.aar")
+        archive.add(tmp_path / "LICENSE", "package/LICENSE")
+    script = f'echo "$@" > {tmp_path}/asked; cp {tmp_path}/package.tgz "$4/p.tgz"'
+    fake_command(tmp_path / "bin", "npm", script, monkeypatch)
+    summary = gather("linux-x86_64", Sources(), tmp_path / "sdk")
+    assert NPM_PACKAGE in (tmp_path / "asked").read_text()
+    assert list(summary.licenses.values()) == [NPM_PACKAGE]
+    fake_command(tmp_path / "bin", "npm", "echo no such package >&2; exit 1", monkeypatch)
+    with pytest.raises(SdkError, match="npm failed: no such package"):
+        gather("linux-x86_64", Sources(), tmp_path / "sdk")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SdkError, match="npm is not installed"):
+        gather("linux-x86_64", Sources(), tmp_path / "sdk")
+
+
+def test_maven_coordinates(aar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = 'for word; do case "$word" in -DoutputDirectory=*) mkdir -p "${word#*=}"; '
+    script += f'cp {aar} "${{word#*=}}/thing-1.0.aar";; esac; done'
+    fake_command(tmp_path / "bin", "mvn", script, monkeypatch)
+    summary = gather("android-arm64", Sources(maven=("org.example:thing:1.0",)), tmp_path / "sdk")
+    assert summary.files["lib/libonnxruntime.so"].source == "thing-1.0.aar"
+    with pytest.raises(UsageError, match="no Maven coordinates"):
+        gather("android-arm64", Sources(maven=("thing; rm",)), tmp_path / "sdk")
+
+
+def test_sources_without_headers_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match="no ONNX Runtime headers"):
+        gather("linux-x86_64", Sources(headers=tmp_path / "empty"), tmp_path / "sdk")
+    with pytest.raises(UsageError, match="unknown target"):
+        gather("windows", Sources(), tmp_path / "sdk")
+    with pytest.raises(UsageError) as caught:
+        find_headers("asan", tmp_path / "empty")
+    assert caught.value.hint == "gather them with `hexgraft device sdk`"
+
+
+def test_commands(aar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEXGRAFT_CACHE", str(tmp_path / "cache"))
+    runner = CliRunner()
+    done = runner.invoke(device, ["sdk", "--target", "android-arm64", "--aar", str(aar)])
+    assert done.exit_code == 0
+    assert done.stdout.strip() == str(tmp_path / "cache" / "sdk" / "android-arm64")
+    assert hashlib.sha256(HEADER).hexdigest()[:16] in done.stderr
+    assert "no licence text" in done.stderr
+    # Headers are the same for every target.
+    assert find_headers("linux-x86_64") == tmp_path / "cache" / "sdk" / "android-arm64" / "include"
+    done = runner.invoke(device, ["sdk", "--target", "linux-x86_64", "--aar", str(aar), "--json"])
+    assert json.loads(done.stdout)["target"] == "linux-x86_64"
+
+
+def test_builds_that_cannot_be(aar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gather("linux-x86_64", Sources(aars=(aar,)), tmp_path / "sdk")
+    with pytest.raises(UsageError, match="unknown preset"):
+        build_runner("windows")
+    monkeypatch.delenv("ANDROID_NDK_HOME", raising=False)
+    with pytest.raises(UsageError, match="ANDROID_NDK_HOME"):
+        build_runner("android-arm64", sdk=tmp_path / "sdk")
+    script = "echo 'CMake Error at CMakeLists.txt: it broke' >&2; exit 1"
+    fake_command(tmp_path / "bin", "cmake", script, monkeypatch)
+    with pytest.raises(BuildError, match="it broke"):
+        build_runner("asan", sdk=tmp_path / "sdk")
