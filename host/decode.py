@@ -144,7 +144,7 @@ class Decoder:
         self.stats.spend("prefill", time.perf_counter() - start)
 
     def adopt(self, tokens: Sequence[int]) -> None:
-        """Before the first text: the session's cache holds these tokens, which `begin` with `reuse` counts on."""
+        """Before the first text: these tokens are in the session's cache already; `begin` may reuse them."""
         self.tokens, self.committed = list(tokens), len(tokens)
 
     def step(self) -> Round:

@@ -83,8 +83,8 @@ class TextCodec:
 
     def _masked(self, messages: Sequence[Message], numbers: Iterable[int]) -> tuple[str, dict[int, str]]:
         """The conversation rendered with a stand-in for the text of some messages, and these by number."""
-        tag = secrets.token_hex(8)
-        marks = {number: f"\x02{tag}-{number}\x03" for number in sorted(numbers)}
+        # Digits alone: a template that trims, escapes or changes case leaves them as they are.
+        marks = {number: str(10**24 + secrets.randbelow(10**24)) for number in sorted(numbers)}
         masked = [
             {**message, "content": marks[number]} if number in marks else message
             for number, message in enumerate(messages)
