@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cpu_session import CpuSession
+from hexgraft.host.runner_session import open_local_session
 from hexgraft.host.session import Session
 from hexgraft.models.errors import UsageError
 
-BACKENDS = ("cpu",)
+BACKENDS = ("cpu", "runner")
 
 
 def parse_width_option(option: str | None, bundle: Bundle) -> tuple[int, ...] | None:
@@ -42,4 +43,6 @@ def open_session(
     do."""
     if backend == "cpu":
         return CpuSession(bundle, role, widths=widths, whole=whole, threads=threads)
+    if backend == "runner":
+        return open_local_session(bundle, role, widths=widths, whole=whole, threads=threads)
     raise UsageError(f"unknown backend {backend!r}", f"one of: {', '.join(BACKENDS)}")
