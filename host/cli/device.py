@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from hexgraft.host.cli.console import print_json, say
+from hexgraft.host.cli.loopback import loopback
 from hexgraft.host.runner_build import PRESETS, build_runner
 from hexgraft.host.sdk import TARGETS, Sources, gather, sdk_folder
 
@@ -79,3 +80,6 @@ def sdk(
     if not summary.licenses:
         say("no licence text was found in what was given; keep the ones you received")
     click.echo(folder)
+
+
+device.add_command(loopback)

@@ -1,0 +1,1 @@
+"""The only room that knows adb: choosing a phone, putting files on it, running the runner there."""

@@ -1,0 +1,202 @@
+"""What may keep a phone from running a model, looked at one by one, each finding with its fix."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from hexgraft.host.adb.device_runner import DeviceRunner, running
+from hexgraft.host.adb.errors import DeviceError, NoAdb, NoDevice
+from hexgraft.host.adb.facts import PhoneFacts, gather
+from hexgraft.host.adb.phone import Phone, open_phone
+from hexgraft.host.adb.push import megabytes
+from hexgraft.host.adb.release import find_release
+from hexgraft.host.adb.server import INSTALL_HINT, Server
+from hexgraft.host.adb.shell import quote
+from hexgraft.host.adb.store import Store
+from hexgraft.models.errors import HexgraftError
+
+OK, WARNING, FAILED = "ok", "warning", "failed"
+_HOT = 45.0
+_LOW_BATTERY = 20
+_LOW_SPACE = 1 << 30
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One line of a checkup. `state` is one of OK, WARNING and FAILED; `fix` says what to do."""
+
+    what: str
+    state: str
+    said: str
+    fix: str = ""
+
+
+Findings = Iterator[Finding]
+
+
+def check_adb() -> Findings:
+    """adb and its server on this machine. Stops at the first thing the rest depends on."""
+    try:
+        server = Server()
+        client = server.client_version()
+        yield Finding("adb", OK, f"{server.adb}, {client}")
+        number = server.version()
+    except NoAdb as error:
+        yield Finding("adb", FAILED, error.message, error.hint or INSTALL_HINT)
+        return
+    except HexgraftError as error:
+        yield Finding("adb server", FAILED, error.message, error.hint or "adb kill-server")
+        return
+    expected = re.match(r"1\.0\.(\d+)", client)
+    if expected and int(expected[1]) != number:
+        yield Finding(
+            "adb server",
+            WARNING,
+            f"the server has version {number}, {server.adb} of {expected[1]}: each ends the other's server",
+            "keep one adb in PATH, or name it: export ADBUTILS_ADB_PATH=...",
+        )
+    else:
+        yield Finding("adb server", OK, f"version {number}")
+
+
+def check_phone(serial: str | None, root: str, chip: Callable[[PhoneFacts], str | None]) -> Findings:
+    """Everything about a phone. `chip` names the Hexagon NPU of a phone's chip, None if it is not known."""
+    try:
+        phone = open_phone(serial, root)
+        facts = gather(phone)
+    except NoDevice as error:
+        yield Finding("phone", FAILED, error.message, error.hint or "")
+        raise
+    except DeviceError as error:
+        yield Finding("phone", FAILED, error.message, error.hint or "")
+        return
+    android = f"Android {facts.android} (API {facts.api})" if facts.android else facts.target
+    yield Finding("phone", OK, f"{facts.manufacturer} {facts.model}, {android}, {facts.serial}".strip())
+    yield from _npu(phone, facts, chip)
+    yield from _folder(phone, facts)
+    yield from _state(facts)
+    yield from _runner(phone, facts)
+
+
+def _npu(phone: Phone, facts: PhoneFacts, chip: Callable[[PhoneFacts], str | None]) -> Findings:
+    known = chip(facts)
+    if known:
+        yield Finding("chip", OK, known)
+    else:
+        name = facts.soc or facts.board or "unknown"
+        yield Finding("chip", WARNING, f"{name} is not in the table of Hexagon NPUs", "use --provider cpu")
+    nodes = " ".join(
+        "/dev/" + node for node in facts.nodes if re.fullmatch(r"[\w-]*(cdsp|adsprpc)[\w-]*", node)
+    )
+    if not nodes:
+        yield Finding("FastRPC", WARNING, "no device node to reach an NPU by", "use --provider cpu")
+    elif phone.run(f"for n in {nodes}; do [ -r $n ] && exit 0; done; exit 1").code:
+        yield Finding(
+            "FastRPC", FAILED, f"the shell may not open {nodes}", "use another phone, or --provider cpu"
+        )
+    else:
+        yield Finding("FastRPC", OK, nodes)
+    if facts.vendor_qnn:
+        yield Finding(
+            "vendor's QNN",
+            WARNING,
+            f"the phone has {len(facts.vendor_qnn)} QNN libraries of its own: {facts.vendor_qnn[0]}",
+            "nothing to do: ours come first in the search path; if 14001 appears nevertheless, they won",
+        )
+    yield from _denials(phone)
+
+
+def _denials(phone: Phone) -> Findings:
+    """What SELinux kept from the shell user lately."""
+    log = phone.run(
+        "logcat -d -b all -t 4000 2>/dev/null | grep 'avc: *denied'; true", "reading its log"
+    ).stdout
+    ours = [line for line in log.splitlines() if re.search(r"adsprpc|fastrpc|qdsp|hexgraft|u:r:shell", line)]
+    if not ours:
+        yield Finding("SELinux", OK, "no denial in the log that concerns us")
+        return
+    what = re.search(r"denied\s+\{ ([^}]+) \}.*?(?:name|path)=\"([^\"]+)\"", ours[-1])
+    said = f"denied `{what[1].strip()}` on {what[2]}" if what else ours[-1].strip()
+    yield Finding("SELinux", WARNING, said, "if a run on the NPU fails, this is why: use --provider cpu")
+
+
+def _folder(phone: Phone, facts: PhoneFacts) -> Findings:
+    """Whether files of ours can be written and run, and how much space there is."""
+    probe = quote(f"{phone.root}/.probe")
+    done = phone.run(
+        f"mkdir -p {quote(phone.root)} && echo 'exit 7' > {probe} && chmod 755 {probe} && {probe}; c=$?; "
+        f"rm -f {probe}; exit $c"
+    )
+    if done.code == 7:
+        yield Finding("folder", OK, f"{phone.root} can be written and run from")
+    else:
+        said = (done.stderr.strip().splitlines() or [f"exit {done.code}"])[-1]
+        yield Finding(
+            "folder", FAILED, f"nothing can be run from {phone.root}: {said}", "choose another --root"
+        )
+    if facts.space_free is None:
+        yield Finding("space", WARNING, "the phone does not tell how much is free", "see Settings, Storage")
+        return
+    present = Store(phone).present()
+    ours = sum(entry.size for entry in present)
+    said = f"{megabytes(facts.space_free)} free, {megabytes(ours)} in {len(present)} folders of ours"
+    if facts.space_free < _LOW_SPACE:
+        yield Finding("space", WARNING, said, "hexgraft clean")
+    else:
+        yield Finding("space", OK, said)
+
+
+def _state(facts: PhoneFacts) -> Findings:
+    """What makes the same run fast or slow."""
+    if facts.memory and facts.memory_free:
+        yield Finding("memory", OK, f"{megabytes(facts.memory_free)} of {megabytes(facts.memory)} free")
+    if facts.hottest is not None:
+        hot = facts.hottest.degrees > _HOT
+        said = f"warmest zone {facts.hottest.name} at {facts.hottest.degrees:.1f} °C"
+        yield Finding(
+            "temperature", WARNING if hot else OK, said, "let it cool down before measuring" if hot else ""
+        )
+    if facts.battery is not None:
+        low = facts.battery < _LOW_BATTERY
+        said = f"{facts.battery} %, {'plugged in' if facts.plugged else 'not plugged in'}"
+        yield Finding("battery", WARNING if low else OK, said, "charge it before measuring" if low else "")
+    if facts.awake is not None:
+        fix = "" if facts.awake else "unlock it: a sleeping phone computes several times slower"
+        yield Finding("screen", OK if facts.awake else WARNING, "on" if facts.awake else "off", fix)
+
+
+def _runner(phone: Phone, facts: PhoneFacts) -> Findings:
+    """Whether the runner of this installation is there, starts, and what it can do."""
+    pid = running(phone)
+    if pid is not None:
+        yield Finding("runner", WARNING, f"one runs already, process {pid}", "wait for that run to end")
+        return
+    for qnn in (True, False):
+        try:
+            release = find_release(facts.target, qnn=qnn)
+        except HexgraftError as error:
+            if not qnn:
+                yield Finding("runner", WARNING, error.message, error.hint or "")
+            continue
+        if Store(phone).is_whole(release.folder):
+            break
+    else:
+        yield Finding("runner", WARNING, "not on the phone yet", "hexgraft push BUNDLE")
+        return
+    try:
+        runner = DeviceRunner(phone, release, stay_awake=False)
+    except HexgraftError as error:
+        yield Finding("runner", FAILED, error.message, error.hint or "")
+        return
+    try:
+        hello = runner.connection.hello
+        can = ", ".join(hello.providers) or "nothing"
+        ort = f"ONNX Runtime {hello.ort.version}" if hello.ort else "no ONNX Runtime"
+        if hello.error is not None:
+            yield Finding("runner", FAILED, hello.error.message, hello.error.hint)
+        else:
+            yield Finding("runner", OK, f"hexgraft {hello.version} for {hello.build}, {ort}, runs on: {can}")
+    finally:
+        runner.close()

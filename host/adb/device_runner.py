@@ -1,0 +1,205 @@
+"""The runner on a phone: started over one shell stream, one at a time, and gone when the host is.
+
+The shell takes a lock the runner inherits, writes its process number, and becomes the runner by `exec`, since
+adbd's hang-up reaches the shell's own process only. A watcher in a session of its own waits for a second lock
+to be free and then restores the phone's settings, whether or not a host is left to do so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections import deque
+from collections.abc import Callable
+
+from hexgraft.host.adb.errors import Busy, CommandFailed, ConnectionLost, DeviceError
+from hexgraft.host.adb.phone import Phone
+from hexgraft.host.adb.release import ORT, PLUGIN, Release
+from hexgraft.host.adb.shell import LOST_HINT, ShellStream, quote
+from hexgraft.host.adb.vendor_errors import diagnose
+from hexgraft.host.local_runner import RUNNER
+from hexgraft.host.runner_connection import RunnerConnection
+from hexgraft.host.wire import RunnerLost
+
+STAY_AWAKE = "stay_on_while_plugged_in"
+_POWER_SOURCES = 7
+_HELD = 75
+_NO_FOLDER = 76
+_KILLED = 137
+_LINES = 40
+# FastRPC separates with semicolons. Ours comes before the vendor's, whose skel is of another release.
+_VENDOR_DSP = "/vendor/lib/rfsa/adsp;/vendor/dsp/cdsp;/vendor/dsp;/dsp"
+
+_START = """\
+cd {root} || exit {no_folder}
+{{ flock -n 9 || {{ cat run.pid >&2; exit {held}; }}
+  flock 8
+  echo $$ > run.pid
+{awake}  LD_LIBRARY_PATH={folder} ADSP_LIBRARY_PATH={dsp} exec {command}
+}} 9>run.lock 8>alive.lock
+"""
+# What the setting was is noted once: a second run must not take the first one's value for the user's.
+_AWAKE = """\
+  [ -f stay-awake.saved ] || settings get global {name} > stay-awake.saved
+  settings put global {name} {value}
+  setsid sh -c {watch} </dev/null >/dev/null 2>&1 8>&- 9>&- &
+"""
+_WATCH = """\
+trap '' HUP
+{ flock 8
+  v=$(cat stay-awake.saved) || exit 0
+  case "$v" in
+    ''|null) settings delete global NAME ;;
+    *) settings put global NAME "$v" ;;
+  esac
+  rm -f stay-awake.saved
+} 8>alive.lock
+"""
+_IS_OURS = f"tr '\\0' ' ' < /proc/$p/cmdline 2>/dev/null | grep -q {RUNNER}"
+
+
+class DeviceRunner:
+    """A running runner and its connection. `note` is told each line the runner and its libraries log."""
+
+    def __init__(
+        self,
+        phone: Phone,
+        release: Release,
+        *,
+        stay_awake: bool = True,
+        note: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.phone = phone
+        self._note = note
+        self._rest = b""
+        self._lines: deque[str] = deque(maxlen=_LINES)
+        self.stream: ShellStream = phone.start(start_command(phone.root, release, stay_awake), self._hear)
+        try:
+            self.connection = RunnerConnection(self, self, self.explain)
+        except RunnerLost as error:
+            self.stream.close()
+            raise self._why_not_started(error) from error
+        except BaseException:
+            self.stream.close()
+            raise
+
+    def read(self, count: int, /) -> bytes:
+        """Bytes of the runner; raises ConnectionLost where the link went and not the runner."""
+        data = self.stream.read(count)
+        if not data and self.stream.lost:
+            raise self._lost()
+        return data
+
+    def write(self, data: bytes, /) -> int:
+        try:
+            return self.stream.write(data)
+        except BrokenPipeError:
+            if self.stream.lost:
+                raise self._lost() from None
+            raise
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def explain(self) -> str:
+        """How the runner ended and what the last thing it said means."""
+        code = self.stream.code
+        if code is None:
+            return ""
+        said = "\n".join(self._lines)
+        known = diagnose(said)
+        if known is not None:
+            return f"{known.cause}; {known.hint}"
+        if code == _KILLED:
+            return "killed, likely out of memory; try a smaller context"
+        how = f"killed by signal {code - 128}" if code > 128 else f"exit status {code}"
+        last = next((line for line in reversed(self._lines) if line.strip()), "")
+        return f"{how}; it said: {last}" if last else how
+
+    def close(self, patience: float = 3.0) -> None:
+        """End the runner: ask, hang up, kill by its number if it still runs. A lost link is no error here."""
+        try:
+            with contextlib.suppress(DeviceError):
+                self.connection.close()
+            self.stream.end_input()
+            with contextlib.suppress(DeviceError):
+                self.stream.finish(patience, "ending the runner")
+        finally:
+            self.stream.close()
+        if self.stream.code is None and not self.stream.lost:
+            with contextlib.suppress(DeviceError):
+                end_runner(self.phone, patience=0.5)
+
+    def _hear(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            text = line.decode("utf-8", "replace").rstrip()
+            self._lines.append(text)
+            self._note(text)
+
+    def _lost(self) -> ConnectionLost:
+        return ConnectionLost(f"the connection to {self.phone.name} was lost", LOST_HINT)
+
+    def _why_not_started(self, error: RunnerLost) -> DeviceError:
+        """Why there is no greeting: somebody else runs, the file is not there, or it cannot be run."""
+        code, said = (
+            self.stream.code,
+            (self._rest.decode("utf-8", "replace") or " ".join(self._lines)).strip(),
+        )
+        if code == _HELD:
+            holder = said if said.isdigit() else "unknown"
+            return Busy(
+                f"another run holds {self.phone.name}: its runner is process {holder}",
+                f"wait for it, or end it: adb -s {self.phone.serial} shell kill {holder}",
+            )
+        if code in (126, 127, _NO_FOLDER):
+            return CommandFailed(
+                f"the runner on {self.phone.name} cannot be started: {said or 'no such file'}",
+                "push it again: hexgraft push",
+            )
+        return CommandFailed(f"the runner on {self.phone.name} did not start: {error.message}", error.hint)
+
+
+def start_command(root: str, release: Release, stay_awake: bool) -> str:
+    """The shell command that becomes the runner. Its working folder is the root."""
+    folder = f"{root}/{release.folder.name}"
+    words = [f"{folder}/{RUNNER}", "--ort", f"{folder}/{ORT}"]
+    if release.qnn:
+        words += ["--qnn", f"{folder}/{PLUGIN}", "--htp-backend", f"{folder}/libQnnHtp.so"]
+    awake = ""
+    if stay_awake:
+        watch = quote(_WATCH.replace("NAME", STAY_AWAKE))
+        awake = _AWAKE.format(name=STAY_AWAKE, value=_POWER_SOURCES, watch=watch)
+    return _START.format(
+        root=quote(root),
+        no_folder=_NO_FOLDER,
+        held=_HELD,
+        awake=awake,
+        folder=quote(folder),
+        dsp=quote(f"{folder};{_VENDOR_DSP}"),
+        command=" ".join(quote(word) for word in words),
+    )
+
+
+def running(phone: Phone) -> int | None:
+    """The process number of the runner on a phone, if one runs."""
+    done = phone.run(
+        f"p=$(cat {quote(phone.root)}/run.pid 2>/dev/null) && {_IS_OURS} && echo $p; true",
+        "looking for a runner",
+    )
+    found = re.fullmatch(r"\d+", done.stdout.strip())
+    return int(found[0]) if found else None
+
+
+def end_runner(phone: Phone, *, patience: float) -> None:
+    """Wait for the phone's runner to end by itself, then kill it by the number it noted, after checking that
+    the number still is a runner's."""
+    deadline = time.monotonic() + patience
+    while running(phone) is not None:
+        if time.monotonic() >= deadline:
+            phone.run(
+                f"p=$(cat {quote(phone.root)}/run.pid) && {_IS_OURS} && kill -9 $p; true", "ending the runner"
+            )
+            return
+        time.sleep(0.1)

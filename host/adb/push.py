@@ -1,0 +1,220 @@
+"""Puts folders of files on a phone: only what is missing, resumed after a lost link, checked on arrival.
+
+Files travel as standard input of `cat`, appended to `NAME.part`, not through adb's file service: adbd unlinks
+what that service received once the link breaks, so nothing would be left to go on from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hexgraft.host.adb.errors import ConnectionLost, NoSpace, TransferFailed
+from hexgraft.host.adb.facts import parse_df
+from hexgraft.host.adb.phone import Phone
+from hexgraft.host.adb.shell import LOST_HINT, Completed, ShellStream, quote
+from hexgraft.host.adb.store import HASH_TIMEOUT, Folder, Piece, Store
+from hexgraft.models.errors import BundleError
+
+CHUNK = 1 << 20
+"""Bytes of a write; adb's own messages hold no more."""
+
+STALL = 60.0
+"""Seconds without progress after which a link counts as lost."""
+
+_RESERVE = 1.1
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(slots=True)
+class Pushed:
+    """What a push moved: files and bytes sent, bytes that were there, seconds, links lost meanwhile."""
+
+    files: int = 0
+    sent: int = 0
+    kept: int = 0
+    seconds: float = 0.0
+    lost: int = 0
+
+
+class Pusher:
+    """Pushes to one phone. `retries` lost links in a row without progress are survived, waiting `patience`
+    seconds for the phone each time; `progress` is told (file, bytes there, size)."""
+
+    def __init__(
+        self,
+        phone: Phone,
+        progress: Progress = lambda what, done, total: None,
+        *,
+        retries: int = 3,
+        patience: float = 30.0,
+    ) -> None:
+        self.phone = phone
+        self.store = Store(phone)
+        self._progress = progress
+        self._retries = retries
+        self._patience = patience
+        self.pushed = Pushed()
+
+    def push(self, folder: Folder) -> Pushed:
+        """Make `folder` whole on the phone. Raises NoSpace before anything moves, TransferFailed,
+        ConnectionLost once the retries are used up."""
+        start = time.monotonic()
+        left, mark = self._retries, 0
+        while True:
+            try:
+                self._push(folder)
+                break
+            except ConnectionLost:
+                self.pushed.lost += 1
+                left = self._retries if self.pushed.sent > mark else left - 1
+                mark = self.pushed.sent
+                if left <= 0:
+                    raise
+                self.phone.wait(self._patience)
+        self.pushed.seconds += time.monotonic() - start
+        return self.pushed
+
+    def _push(self, folder: Folder) -> None:
+        if self.store.is_whole(folder):
+            self.pushed.kept = folder.size
+            return
+        missing = self._missing(folder)
+        self._check_space(folder, missing)
+        self.store.make(folder)
+        for name in self.store.borrow(folder, missing):
+            if self._right(folder, name):
+                missing.remove(name)
+        for name in missing:
+            self._push_file(folder, name)
+        self.store.complete(folder)
+
+    def _missing(self, folder: Folder) -> list[str]:
+        """Names of files that are not there with the right content."""
+        sizes = self.store.sizes(folder)
+        likely = [name for name, piece in folder.pieces.items() if sizes.get(name) == piece.size]
+        hashes = self.store.hashes(folder, likely)
+        return [name for name, piece in folder.pieces.items() if hashes.get(name) != piece.sha256]
+
+    def _check_space(self, folder: Folder, missing: list[str]) -> None:
+        sizes = self.store.sizes(folder)
+        need = sum(max(0, folder.pieces[n].size - sizes.get(n + ".part", 0)) for n in missing)
+        parent = f"d={quote(self.phone.root)}; while [ ! -d $d ]; do d=${{d%/*}}; done; df -k ${{d:-/}}"
+        free = parse_df(self.phone.run(parent, "asking for free space").stdout.splitlines())[1]
+        if free is not None and need * _RESERVE > free:
+            raise self._no_space(folder, need, free)
+
+    def _no_space(self, folder: Folder, need: int, free: int) -> NoSpace:
+        others = [p for p in self.store.present() if f"{p.kind}/{p.name}" != folder.name]
+        freed = sum(entry.size for entry in others)
+        hint = f"`hexgraft clean` would free {megabytes(freed)}" if freed else "delete something on the phone"
+        return NoSpace(
+            f"{self.phone.name} has {megabytes(free)} free in {self.phone.root}, "
+            f"{megabytes(need)} and a tenth more are needed",
+            hint,
+        )
+
+    def _right(self, folder: Folder, name: str) -> bool:
+        return self.store.hashes(folder, [name]).get(name) == folder.pieces[name].sha256
+
+    def _push_file(self, folder: Folder, name: str) -> None:
+        """Push one file under its `.part` name, check it on the phone, give it its name."""
+        piece, part = folder.pieces[name], name + ".part"
+        for attempt in (1, 2):
+            self._send(folder, name, self._resume_at(folder, name))
+            digest = self.store.hashes(folder, [part]).get(part)
+            if digest == piece.sha256:
+                break
+            self._remove(folder, part)
+            if attempt == 2:
+                raise TransferFailed(
+                    f"{name} arrived altered on {self.phone.name} twice",
+                    "try another cable or port; if the file changed here meanwhile, export again",
+                )
+        self.phone.run(
+            f"mv -f {quote(self.store.path(folder, part))} {quote(self.store.path(folder, name))}", "renaming"
+        ).check(f"renaming {part}")
+        self.pushed.files += 1
+
+    def _resume_at(self, folder: Folder, name: str) -> int:
+        """How much of a file is there from an earlier try and equals ours; anything else is removed."""
+        piece, part = folder.pieces[name], name + ".part"
+        path = quote(self.store.path(folder, part))
+        # A cat of an earlier connection may still be writing what it had received.
+        self.phone.run(
+            f"p=$(cat {path}.pid 2>/dev/null) && grep -q '^cat' /proc/$p/cmdline 2>/dev/null && kill -9 $p; "
+            f"rm -f {path}.pid; true",
+            "looking for unfinished files",
+        )
+        there = self.store.sizes(folder).get(part, 0)
+        if not there:
+            return 0
+        if there <= piece.size and self.store.hashes(folder, [part]).get(part) == _prefix_hash(piece, there):
+            return there
+        self._remove(folder, part)
+        return 0
+
+    def _send(self, folder: Folder, name: str, start: int) -> None:
+        """Append bytes `start`.. of a file to its `.part`."""
+        piece = folder.pieces[name]
+        path = quote(self.store.path(folder, name + ".part"))
+        stream = self.phone.start(f"umask 022; echo $$ > {path}.pid; exec cat >> {path}")
+        stream.settimeout(STALL)
+        try:
+            with piece.source.open("rb") as file:
+                file.seek(start)
+                at = start
+                self._progress(name, at, piece.size)
+                while at < piece.size and (data := file.read(min(CHUNK, piece.size - at))):
+                    if stream.poll():
+                        break
+                    stream.write(data)
+                    at += len(data)
+                    self.pushed.sent += len(data)
+                    self._progress(name, at, piece.size)
+        except TimeoutError as error:
+            stream.close()
+            raise ConnectionLost(f"{self.phone.name} takes no more data", LOST_HINT) from error
+        except BrokenPipeError:
+            pass  # how it ended is told below
+        done = self._end(stream, name)
+        if done.code != 0:
+            self._explain(folder, name, done)
+        if at < piece.size:
+            raise BundleError(f"{piece.source} became shorter while it was pushed", "export it again")
+        self.phone.run(f"rm -f {path}.pid")
+
+    def _end(self, stream: ShellStream, name: str) -> Completed:
+        stream.end_input()
+        return stream.finish(HASH_TIMEOUT if not stream.ended else STALL, f"pushing {name}")
+
+    def _explain(self, folder: Folder, name: str, done: Completed) -> None:
+        """Raise what a failed cat meant, after removing the file that cannot be finished."""
+        said = (done.stderr.strip().splitlines() or [f"exit {done.code}"])[-1]
+        if "No space left" in done.stderr:
+            self._remove(folder, name + ".part")
+            free = parse_df(self.phone.run(f"df -k {quote(self.phone.root)}").stdout.splitlines())[1]
+            raise self._no_space(folder, folder.pieces[name].size, free or 0)
+        if done.code > 128:  # killed, as by a reboot: what arrived is good
+            raise ConnectionLost(f"{self.phone.name} stopped receiving {name}", LOST_HINT)
+        raise TransferFailed(
+            f"{self.phone.name} refused {name}: {said}", "see `hexgraft doctor --backend device`"
+        )
+
+    def _remove(self, folder: Folder, name: str) -> None:
+        self.phone.run(f"rm -f {quote(self.store.path(folder, name))}").check(f"removing {name}")
+
+
+def _prefix_hash(piece: Piece, count: int) -> str:
+    digest = hashlib.sha256()
+    with piece.source.open("rb") as file:
+        while count and (data := file.read(min(8 << 20, count))):
+            digest.update(data)
+            count -= len(data)
+    return digest.hexdigest()
+
+
+def megabytes(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

@@ -1,0 +1,167 @@
+"""The adb server of this machine: connections to it through adbutils, its version, the devices it lists."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hexgraft.host.adb.errors import ConnectionLost, NoAdb
+
+if TYPE_CHECKING:
+    import socket
+
+INSTALL_HINT = 'install what phones need: pip install "hexgraft[device]"'
+_CONTROL_TIMEOUT = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One line of the server's list. `state` is "device" for a phone that can be used."""
+
+    serial: str
+    state: str
+    model: str
+    product: str
+    transport_id: int | None
+
+    @property
+    def ready(self) -> bool:
+        return self.state == "device"
+
+
+class ServiceRefused(Exception):
+    """What the server or the phone said instead of OKAY."""
+
+
+class Server:
+    """The server that ANDROID_ADB_SERVER_PORT names, or the usual one; started when it does not run."""
+
+    def __init__(self) -> None:
+        try:
+            import adbutils
+        except ImportError as error:
+            raise NoAdb("adbutils is not installed", INSTALL_HINT) from error
+        self._adbutils: Any = adbutils
+        try:
+            self.adb = str(adbutils.adb_path())
+        except adbutils.AdbError as error:
+            raise NoAdb("there is no adb on this machine", "Debian: apt-get install adb") from error
+        self._client = adbutils.AdbClient()
+
+    def version(self) -> int:
+        """The server's protocol version; a client of another one kills it and starts its own."""
+        with self._talk() as connection:
+            self._ask(connection, "host:version")
+            return int(connection.read_string_block(), 16)
+
+    def client_version(self) -> str:
+        """What `adb --version` says of itself: protocol version and release, "1.0.41 29.0.6-debian"."""
+        words = [self.adb, "--version"]
+        try:
+            done = subprocess.run(words, capture_output=True, text=True, timeout=_CONTROL_TIMEOUT, check=True)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise NoAdb(f"{self.adb} cannot be run", "Debian: apt-get install adb") from error
+        lines = done.stdout.splitlines()
+        return " ".join(line.split()[-1] for line in lines[:2])
+
+    def devices(self) -> list[Listed]:
+        """Every phone the server knows of, in whatever state."""
+        with self._talk() as connection:
+            self._ask(connection, "host:devices-l")
+            return parse_devices(connection.read_string_block())
+
+    def features(self, listed: Listed) -> set[str]:
+        with self._talk() as connection:
+            self._ask(connection, f"{_selector(listed)}:features")
+            return set(connection.read_string_block().split(","))
+
+    def open(self, listed: Listed, service: str) -> socket.socket:
+        """A raw stream to a service of a phone, for the caller to close. ConnectionLost, ServiceRefused."""
+        connection = self._connect()
+        try:
+            # Two phones may report one serial number; the transport's number is unique.
+            chosen = f"host:transport-id:{listed.transport_id}" if listed.transport_id else None
+            self._ask(connection, chosen or f"host:transport:{listed.serial}")
+            self._ask(connection, service)
+        except BaseException:
+            connection.close()
+            raise
+        found: socket.socket = connection.conn
+        found.settimeout(None)
+        return found
+
+    @contextlib.contextmanager
+    def _talk(self) -> Any:
+        connection = self._connect()
+        try:
+            yield connection
+        except (OSError, EOFError, ValueError, self._adbutils.AdbError) as error:
+            raise ConnectionLost(f"the adb server went away: {error}", "run the command again") from error
+        except ServiceRefused as error:
+            raise ConnectionLost(f"the adb server says: {error}", "run the command again") from error
+        finally:
+            connection.close()
+
+    def _connect(self) -> Any:
+        try:
+            return self._client.make_connection(timeout=_CONTROL_TIMEOUT)
+        except (OSError, subprocess.SubprocessError, self._adbutils.AdbError) as error:
+            port = os.environ.get("ANDROID_ADB_SERVER_PORT", "5037")
+            raise NoAdb(
+                f"the adb server on port {port} does not answer: {error}",
+                "try `adb kill-server`, then `adb devices`",
+            ) from error
+
+    def _ask(self, connection: Any, service: str) -> None:
+        """Send a request and take the answer. adbutils' own way may send half of a long one."""
+        data = service.encode("utf-8")
+        if len(data) > 0xFFFF:
+            raise ServiceRefused(f"a request of {len(data)} bytes is more than adb takes")
+        try:
+            connection.conn.sendall(f"{len(data):04x}".encode() + data)
+            status = connection.read(4)
+            if status == b"OKAY":
+                return
+            reason = connection.read_string_block() if status == b"FAIL" else ""
+        except (OSError, EOFError, ValueError, self._adbutils.AdbError) as error:
+            raise ConnectionLost(f"the adb server went away: {error}", "run the command again") from error
+        if not reason:
+            raise ConnectionLost("the adb server closed the connection", "run the command again")
+        raise ServiceRefused(reason)
+
+
+def _selector(listed: Listed) -> str:
+    return (
+        f"host-transport-id:{listed.transport_id}" if listed.transport_id else f"host-serial:{listed.serial}"
+    )
+
+
+def parse_devices(text: str) -> list[Listed]:
+    """The lines of `adb devices -l`. A state may have several words ("no permissions; see [...]")."""
+    found = []
+    for line in text.splitlines():
+        serial, _, rest = line.strip().partition(" ")
+        serial, tab, after = serial.partition("\t")
+        rest = after + " " + rest if tab else rest
+        if not serial or not rest.strip():
+            continue
+        words = rest.split()
+        known = {"usb", "product", "model", "device", "transport_id"}
+        facts = {}
+        while words and ":" in words[-1] and words[-1].partition(":")[0] in known:
+            key, _, value = words.pop().partition(":")
+            facts[key] = value
+        number = facts.get("transport_id", "")
+        found.append(
+            Listed(
+                serial=serial,
+                state=" ".join(words),
+                model=facts.get("model", "").replace("_", " "),
+                product=facts.get("product", ""),
+                transport_id=int(number) if number.isdigit() else None,
+            )
+        )
+    return found

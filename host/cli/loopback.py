@@ -1,0 +1,89 @@
+"""`hexgraft device loopback`: a phone for those who have none, on this machine's loopback interface."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+
+from hexgraft.host.adb.server import Server
+from hexgraft.host.cli.console import say
+from hexgraft.host.loopback.adb_server import AdbServer
+from hexgraft.host.loopback.device import LoopbackDevice
+from hexgraft.host.loopback.faults import Faults
+from hexgraft.host.loopback.phone import PHONES
+from hexgraft.models.errors import INTERRUPTED, UsageError
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.option("--phone", type=click.Choice(list(PHONES)), default="s24-ultra", show_default=True)
+@click.option("--port", default=0, help="Port to listen on. Default: a free one.")
+@click.option("--folder", type=click.Path(path_type=Path), help="Keep the phone's files here.")
+@click.option("--shell", default="/bin/sh", show_default=True, help="Its shell; mksh is Android's.")
+@click.option("--space", type=int, help="Size of its data partition in MB.")
+@click.option("--rate", type=float, help="Speed of the link in MB/s.")
+@click.option("--drop", type=float, multiple=True, help="Cut the link after so many MB; repeatable.")
+@click.option("--refuse", is_flag=True, help="Never accept the host's key.")
+@click.option("--old", is_flag=True, help="An Android before 7, without the shell protocol.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def loopback(
+    phone: str,
+    port: int,
+    folder: Path | None,
+    shell: str,
+    space: int | None,
+    rate: float | None,
+    drop: tuple[float, ...],
+    refuse: bool,
+    old: bool,
+    command: tuple[str, ...],
+) -> int:
+    """Be a phone: a stand-in for Android's adbd on 127.0.0.1, to which a real adb connects.
+
+    With COMMAND, an adb server of its own is started and connected, COMMAND runs with the phone as the only
+    one, and everything ends with it. Without, connect to it yourself; Ctrl-C ends it. Commands on the
+    phone run on this machine, as you, in a folder of their own: it is no jail.
+
+    \b
+    Examples:
+      hexgraft device loopback -- hexgraft devices
+      hexgraft device loopback --drop 30 -- hexgraft push smollm2
+      hexgraft device loopback -- bash
+    """
+    if not Path(shell).is_file():
+        raise UsageError(f"--shell {shell} is not there", "use /bin/sh, or install mksh")
+    faults = Faults(rate=rate * 1e6 if rate else None, refuse=refuse, no_shell_v2=old)
+    faults.drops.extend(round(megabytes * 1e6) for megabytes in drop)
+    with LoopbackDevice(PHONES[phone], folder=folder, port=port, faults=faults, shell=shell) as device:
+        device.set_space(space * 1_000_000 if space is not None else None)
+        if command:
+            return _run(device, command)
+        click.echo(device.serial)
+        say(f"connect to it: adb connect {device.serial}; Ctrl-C ends it")
+        signal.sigwait({signal.SIGINT, signal.SIGTERM})
+    return 0
+
+
+def _run(device: LoopbackDevice, command: tuple[str, ...]) -> int:
+    """Run a command with the device as its only phone; its exit code."""
+    with AdbServer(Server().adb) as server:
+        server.connect([device.serial])
+        environment = server.environment | {"ANDROID_SERIAL": device.serial}
+        # The key and the caches of the command are the user's own, only the server's home is not.
+        for name in ("HOME", "TMPDIR"):
+            environment.pop(name, None)
+            if name in os.environ:
+                environment[name] = os.environ[name]
+        environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        try:
+            return subprocess.run(list(command), env=environment).returncode
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        except OSError as error:
+            raise UsageError(
+                f"{command[0]} cannot be run: {error.strerror}", "name a program after `--`"
+            ) from error

@@ -1,0 +1,59 @@
+"""`hexgraft push`: a bundle and the runner onto a phone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from hexgraft.host.adb.push import Pusher, megabytes
+from hexgraft.host.adb.session import PROVIDERS, DeviceOptions, DevicePlace, bundle_folder
+from hexgraft.host.bundle import open_bundle
+from hexgraft.host.cli.console import bytes_progress, print_json, say
+from hexgraft.host.cli.phone_options import phone_options
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@phone_options
+@click.option(
+    "--provider",
+    type=click.Choice(PROVIDERS),
+    default="cpu",
+    show_default=True,
+    help="What will compute there: htp takes the NPU's libraries along.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def push(bundle: Path, serial: str | None, root: str, provider: str, as_json: bool) -> None:
+    """Put BUNDLE, the runner and its libraries on a phone, and print the bundle's folder there.
+
+    Only what is missing moves. A broken push goes on where it stopped, and every file is checked by its
+    sha256 on the phone before it counts. Other commands push by themselves what they need.
+    """
+    opened = open_bundle(bundle)
+    with bytes_progress() as update:
+        place = DevicePlace(opened, DeviceOptions(serial, root, provider), progress=update)
+        pusher = Pusher(place.phone, update)
+        for folder in (bundle_folder(opened), place.release.folder):
+            pusher.push(folder)
+    done = pusher.pushed
+    path = f"{place.phone.root}/{bundle_folder(opened).name}"
+    if as_json:
+        print_json(
+            {
+                "path": path,
+                "serial": place.phone.serial,
+                "files": done.files,
+                "sent": done.sent,
+                "seconds": round(done.seconds, 3),
+                "links_lost": done.lost,
+            }
+        )
+        return
+    if done.sent:
+        rate = megabytes(round(done.sent / max(done.seconds, 1e-9)))
+        lost = f", link lost {done.lost} times" if done.lost else ""
+        say(f"pushed {done.files} files, {megabytes(done.sent)} in {done.seconds:.1f} s ({rate}/s{lost})")
+    else:
+        say(f"nothing to push: {place.phone.name} has all of it")
+    click.echo(path)

@@ -1,0 +1,70 @@
+"""The phone's own commands, as far as hexgraft calls them: small scripts over files in the sandbox."""
+
+from __future__ import annotations
+
+_GETPROP = """\
+#!/bin/sh
+if [ $# -eq 0 ]; then
+  exec sed 's/^\\([^=]*\\)=\\(.*\\)$/[\\1]: [\\2]/' "$SANDBOX/properties"
+fi
+exec sed -n "s/^$1=//p" "$SANDBOX/properties"
+"""
+
+_SETTINGS = """\
+#!/bin/sh
+file="$SANDBOX/settings/$2.$3"
+case "$1" in
+  get) if [ -f "$file" ]; then cat "$file"; else echo null; fi ;;
+  put) echo "$4" > "$file" ;;
+  delete) rm -f "$file" ;;
+  *) echo "Invalid command: $1" >&2; exit 1 ;;
+esac
+"""
+
+_DUMPSYS = """\
+#!/bin/sh
+if [ -f "$SANDBOX/dumpsys/$1" ]; then exec cat "$SANDBOX/dumpsys/$1"; fi
+echo "Can't find service: $1" >&2
+exit 1
+"""
+
+_LOGCAT = """\
+#!/bin/sh
+exec cat "$SANDBOX/logcat"
+"""
+
+# With a partition size given, the sandbox's files are what is used of it; else the real one's figures.
+_DF = """\
+#!/bin/sh
+if [ ! -f "$SANDBOX/space" ]; then exec /bin/df "$@"; fi
+total=$(($(cat "$SANDBOX/space") / 1024))
+used=$(($(du -sb "$SANDBOX/data" | cut -f1) / 1024))
+free=$((total - used))
+[ "$free" -gt 0 ] || free=0
+echo "Filesystem     1K-blocks    Used Available Use% Mounted on"
+echo "/dev/block/dm-9 $total $used $free 50% /data"
+"""
+
+# Only what appends standard input to a file meets the partition's end; everything else is the real cat.
+_CAT = """\
+#!/bin/sh
+if [ $# -gt 0 ] || [ ! -f "$SANDBOX/space" ]; then exec /bin/cat "$@"; fi
+used=$(find "$SANDBOX/data" -type f -printf '%s\\n' | awk '{s+=$1} END {print s+0}')
+free=$(($(/bin/cat "$SANDBOX/space") - used))
+[ "$free" -gt 0 ] || free=0
+head -c "$free"
+if [ "$(head -c 1 | wc -c)" -gt 0 ]; then
+  echo "cat: write error: No space left on device" >&2
+  exit 1
+fi
+"""
+
+COMMANDS = {
+    "getprop": _GETPROP,
+    "settings": _SETTINGS,
+    "dumpsys": _DUMPSYS,
+    "logcat": _LOGCAT,
+    "df": _DF,
+    "cat": _CAT,
+}
+"""Scripts by name, first in the device's PATH."""
