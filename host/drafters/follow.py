@@ -29,7 +29,7 @@ class Follow:
     """
 
     def __init__(self, sampling: Sampling) -> None:
-        self._sampling = sampling
+        self.sampling = sampling
 
     @staticmethod
     def changes(sampling: Sampling) -> bool:
@@ -63,12 +63,13 @@ class Follow:
         ids, scores = tokens[order], logits[order].astype(np.float64)
         if np.isnan(scores).any() or not np.isfinite(scores.max()):
             raise NotFinite
-        history.penalise(scores, self._sampling, ids)
-        if self._sampling.temperature > 0:
-            kept = drawable(scores, self._sampling)
+        if self.sampling.penalised:
+            history.penalise(scores, self.sampling, ids)
+        if self.sampling.temperature > 0:
+            kept = drawable(scores, self.sampling)
             scores -= _FILTERED
             scores[kept] += _FILTERED
-            scores += gumbels(self._sampling.seed, position, ids)
+            scores += gumbels(self.sampling.seed, position, ids)
         best = np.argsort(-scores, kind="stable")[:k]
         top = scores[best[0]]
         total = float(top + np.log(np.exp(scores - top).sum()))

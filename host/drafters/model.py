@@ -78,7 +78,7 @@ class DraftModel:
         if self._follow is None:
             return rows.topk(k)
         positions = [self.committed + builder.depths[node] for node in nodes]
-        histories = [self._history.after(builder.path(node)) for node in nodes]
+        histories = [self._after(builder, node, self._follow.sampling) for node in nodes]
         return self._follow.rank(rows, range(len(nodes)), k, positions, histories)
 
     def start_distribution(self, tokens: Sequence[int], sampling: Sampling) -> Distribution:
@@ -92,7 +92,7 @@ class DraftModel:
         """As `expand`, but the whole distributions of the nodes' children under `sampling`."""
         rows = self._nodes(builder, nodes)
         return [
-            row_distribution(rows, row, sampling, self._history.after(builder.path(node)))
+            row_distribution(rows, row, sampling, self._after(builder, node, sampling))
             for row, node in enumerate(nodes)
         ]
 
@@ -149,6 +149,10 @@ class DraftModel:
             self._next += 1
         self.session.store(range(len(nodes)), [self._slots[node] for node in nodes])
         return rows
+
+    def _after(self, builder: TreeBuilder, node: int, sampling: Sampling) -> History:
+        """The history a node's children are penalised by; copied only where it matters."""
+        return self._history.after(builder.path(node)) if sampling.penalised else self._history
 
     def _feed(self, tokens: Sequence[int], end: int) -> None:
         width = self.session.spec.max_width
