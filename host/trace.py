@@ -49,6 +49,7 @@ class Header(Record, tag="header"):
     target: str
     draft: str | None
     vocab: int
+    vocab_hash: str
     capacity: int
     backend: str
     widths: list[int] | None
@@ -202,6 +203,7 @@ class Recorder:
             target=bundle.target.name,
             draft=bundle.draft.name if bundle.draft else None,
             vocab=spec.vocab,
+            vocab_hash=bundle.manifest.tokenizer.vocab_hash,
             capacity=spec.capacity,
             backend=spec.provider,
             widths=list(spec.widths) if spec.widths else None,
@@ -274,9 +276,9 @@ class TraceWriter:
         self._file.close()
 
 
-def top_recorded(sampling: Sampling) -> int:
+def top_recorded(temperature: float) -> int:
     """`DecodeOptions.logprobs` of a run that is traced."""
-    return TOP_SAMPLED if sampling.temperature > 0 else TOP_GREEDY
+    return TOP_SAMPLED if temperature > 0 else TOP_GREEDY
 
 
 def tokens_hash(tokens: Sequence[int]) -> str:

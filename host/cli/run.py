@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from hexgraft.host.cli.console import print_json, say, stderr, token_progress
-from hexgraft.host.cli.generation import generate, logprobs_json, print_piece, summary
+from hexgraft.host.cli.generation import Generation, generate, logprobs_json, print_piece, summary
 from hexgraft.host.cli.interrupt import interruptible
 from hexgraft.host.cli.options import (
     TEXT_LIMIT,
@@ -26,9 +26,11 @@ from hexgraft.host.cli.options import (
     session_options,
     verify_option,
 )
+from hexgraft.host.cli.tracing import Tracing, candidates_wanted, trace_option
 from hexgraft.host.cli.tree_view import draw_round
-from hexgraft.host.decode import Round
+from hexgraft.host.decode import Decoder, Round
 from hexgraft.host.prefix import restore
+from hexgraft.host.stop_strings import AnswerText
 from hexgraft.host.text import TextCodec
 from hexgraft.models.errors import INTERRUPTED, UsageError
 
@@ -47,6 +49,7 @@ from hexgraft.models.errors import INTERRUPTED, UsageError
 @sampling_options
 @session_options
 @verify_option
+@trace_option
 @click.option("--show-tree", is_flag=True, help="Draw every round's tree on stderr.")
 @click.option(
     "--logprobs",
@@ -77,19 +80,12 @@ def run(bundle: Path, dash: str | None, prompt: str | None, file: Path | None, *
     ids = _encode(codec, text, options)
     answer = answer_text(opened, codec, options)
     answer.begin(options["prefix"] or "")
-    decoder = open_decoder(opened, codec, answer, options)
+    decoder = open_decoder(opened, codec, answer, options | {"logprobs": candidates_wanted(options)})
     if prefix is not None:
         restore(decoder, prefix, ids)
-    with token_progress("prefill", len(ids) - 1) as advance:
-        decoder.begin(ids, advance, reuse=True)
-
-    def watch(current: Round) -> None:
-        if options["show_tree"]:
-            stderr().print(draw_round(current, codec.token))
-
-    with interruptible() as interrupted:
-        show = (lambda text: None) if as_json else print_piece
-        generation = generate(decoder, answer, show=show, watch=watch, interrupted=interrupted)
+    with Tracing(options["trace"], codec) as tracing:
+        tracing.begin(opened, decoder, ids, options)
+        generation = _decode(decoder, answer, ids, options, tracing)
     if as_json:
         result: dict[str, Any] = {
             "text": generation.text,
@@ -107,6 +103,24 @@ def run(bundle: Path, dash: str | None, prompt: str | None, file: Path | None, *
         click.echo()
         say(summary(decoder.stats, generation.finish))
     return INTERRUPTED if generation.finish == "interrupted" else 0
+
+
+def _decode(
+    decoder: Decoder, answer: AnswerText, ids: list[int], options: dict[str, Any], tracing: Tracing
+) -> Generation:
+    with token_progress("prefill", len(ids) - 1) as advance:
+        decoder.begin(ids, advance, reuse=True)
+
+    def watch(current: Round) -> None:
+        tracing.round(current)
+        if options["show_tree"]:
+            stderr().print(draw_round(current, tracing.show))
+
+    with interruptible() as interrupted:
+        show = (lambda text: None) if options["as_json"] else print_piece
+        generation = generate(decoder, answer, show=show, watch=watch, interrupted=interrupted)
+    tracing.end(decoder, generation.finish)
+    return generation
 
 
 def read_prompt(prompt: str | None, file: Path | None, dash: str | None) -> str:

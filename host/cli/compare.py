@@ -1,0 +1,188 @@
+"""`hexgraft compare`: two traces, or one bundle on two sessions: where they part first, and why."""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.markup import escape
+from rich.table import Table
+
+from hexgraft.host.backends import BACKENDS
+from hexgraft.host.bundle import Bundle
+from hexgraft.host.cli.console import print_json, say, stdout, token_progress
+from hexgraft.host.cli.options import (
+    answer_options,
+    answer_text,
+    draft_options,
+    open_checked,
+    open_decoder,
+    sampling_options,
+    session_options,
+    verify_option,
+)
+from hexgraft.host.cli.run import read_prompt
+from hexgraft.host.cli.tree_view import visible
+from hexgraft.host.compare import (
+    DIFFERENT,
+    IDENTICAL,
+    NOISE_FLOAT32,
+    NOISE_OTHER,
+    Comparison,
+    Place,
+    as_dict,
+    candidates,
+)
+from hexgraft.host.compare import compare as compare_traces
+from hexgraft.host.text import TextCodec
+from hexgraft.host.trace import Recorder, Texts, Trace, top_recorded
+from hexgraft.host.trace_file import read_trace
+from hexgraft.models.errors import FAILED, UsageError
+
+_BEFORE = 16
+
+
+@click.command()
+@click.argument("first", metavar="A|BUNDLE", type=click.Path(path_type=Path))
+@click.argument("second", metavar="[B]", required=False, type=click.Path(path_type=Path))
+@click.option("-p", "--prompt", help="BUNDLE only: the prompt to decode on both sessions.")
+@click.option("-f", "--file", type=click.Path(path_type=Path), help="BUNDLE only: a file with the prompt.")
+@click.option("--raw", is_flag=True, help="Feed the prompt as it is, without the chat template.")
+@click.option("--with-backend", type=click.Choice(BACKENDS), help="The second session. Default: --backend.")
+@click.option("--with-widths", help="The second session's widths. Default: any width.")
+@click.option(
+    "--noise",
+    type=click.FloatRange(min=0),
+    help=f"Logit difference that passes as rounding. Default: {NOISE_FLOAT32:g} between float32 sessions, "
+    f"20 times what was measured between widths; {NOISE_OTHER:g} with half precision or quantisation.",
+)
+@answer_options
+@draft_options
+@sampling_options
+@session_options
+@verify_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def compare(
+    first: Path,
+    second: Path | None,
+    prompt: str | None,
+    file: Path | None,
+    noise: float | None,
+    as_json: bool,
+    **options: Any,
+) -> int:
+    """Find the first difference of two traces A and B, or of BUNDLE on two sessions.
+
+    The verdict is `identical`, `tie` (rounding explains the difference) or `different`, and then exit code 1.
+    Traces of other drafters and tree sizes can be compared, since they emit the same tokens.
+
+    \b
+    Examples:
+      hexgraft compare laptop.jsonl phone.jsonl
+      hexgraft compare smollm2 -p "Why is the sky blue?" --widths bundle
+    """
+    if second is not None:
+        if prompt is not None or file is not None:
+            raise UsageError("two traces have their prompt", "leave out -p and -f, or give one bundle")
+        a, b = read_trace(first), read_trace(second)
+    elif first.is_dir():
+        a, b = _both(first, read_prompt(prompt, file, None), options)
+    else:
+        raise UsageError(
+            "one trace has nothing to be compared with", "give two traces, or a bundle's folder and a prompt"
+        )
+    found = compare_traces(a, b, noise)
+    texts = a.texts() | b.texts()
+    if as_json:
+        print_json(as_dict(found, texts))
+    else:
+        _show(found, a, texts)
+    return FAILED if found.verdict == DIFFERENT else 0
+
+
+def _both(path: Path, prompt: str, options: dict[str, Any]) -> tuple[Trace, Trace]:
+    """The prompt decoded on both sessions of one bundle."""
+    bundle = open_checked(path, options["no_verify"])
+    codec = TextCodec(bundle)
+    raw = options["raw"] or not codec.has_template
+    ids = codec.encode_raw(prompt) if raw else codec.encode_chat([{"role": "user", "content": prompt}])
+    backend, widths = options["with_backend"] or options["backend"], options["with_widths"]
+    if (backend, widths) == (options["backend"], options["widths"]):
+        say("note: both sessions are the same; choose another with --with-backend or --with-widths")
+    traces = []
+    for own in ({}, {"backend": backend, "widths": widths}):
+        traces.append(_decode(bundle, codec, ids, options | own))
+    return traces[0], traces[1]
+
+
+def _decode(bundle: Bundle, codec: TextCodec, ids: list[int], options: dict[str, Any]) -> Trace:
+    options["logprobs"] = top_recorded(options["temperature"])
+    whole, knobs = options["widths"] == "bundle", options["draft_option"]
+    answer = answer_text(bundle, codec, options)
+    decoder = open_decoder(bundle, codec, answer, options)
+    recorder = Recorder(codec.token)
+    trace = Trace(recorder.header(bundle, decoder, ids, whole=whole, knobs=knobs))
+    what = f"{options['backend']}, widths {options['widths'] or 'any'}"
+    with token_progress(what, decoder.options.max_tokens) as advance:
+        decoder.begin(ids)
+        for current in decoder.rounds():
+            trace.rounds.append(recorder.round(current))
+            advance(len(current.tokens))
+    trace.end = recorder.end(decoder.stats, trace.rounds[-1].finish)
+    decoder.drafter.close()
+    decoder.session.close()
+    return trace
+
+
+def _show(found: Comparison, trace: Trace, texts: Texts) -> None:
+    out = stdout()
+    words = {IDENTICAL: "[green]identical[/green]", DIFFERENT: "[bold red]different[/bold red]"}
+    out.print(f"{words.get(found.verdict, '[yellow]rounding tie[/yellow]')}: {escape(found.reason)}")
+    if found.places is None:
+        return
+    before = "".join(
+        texts.get(token, "") for token in trace.emitted[max(0, found.common - _BEFORE) : found.common]
+    )
+    out.print(f"after {found.common} equal tokens[dim], the last of them: {escape(visible(before))}[/dim]\n")
+    table = Table()
+    table.add_column("")
+    for name in ("A", "B"):
+        table.add_column(name)
+    for row in _rows(found.places, texts):
+        table.add_row(*map(escape, row))
+    table.add_section()
+    best = (candidates(place.judged) for place in found.places)
+    for i, pair in enumerate(zip_longest(*best)):
+        table.add_row(f"best {i + 1}", *(escape(_candidate(entry, texts)) for entry in pair))
+    out.print(table)
+    if found.swing is not None:
+        out.print(
+            f"The two traces disagree by {found.swing:.3g} about the difference of the two logits; "
+            f"noise: {found.noise:.3g}."
+        )
+
+
+def _rows(places: tuple[Place, Place], texts: Texts) -> list[tuple[str, str, str]]:
+    def cell(place: Place, what: str) -> str:
+        if place.token is None:
+            return f"the end ({place.finish})" if what == "token" else "–"
+        if what == "token":
+            return visible(texts.get(place.token, f"<{place.token}>")) + f"  ({place.token})"
+        if what == "where":
+            return f"round {place.round}, node {place.node}"
+        number = place.margin if what == "margin of the best" else place.lead
+        return "not known" if number is None else f"{number:.6g}"
+
+    names = ("where", "token", "margin of the best", "lead over the other")
+    return [(name, cell(places[0], name), cell(places[1], name)) for name in names]
+
+
+def _candidate(entry: tuple[int, float | None, float | None] | None, texts: Texts) -> str:
+    if entry is None:
+        return ""
+    token, logit, chance = entry
+    shown = visible(texts.get(token, f"<{token}>"))
+    numbers = "–" if logit is None else f"{logit:9.5f}"
+    return f"{shown:<16} {numbers}" + ("" if chance is None else f" {chance:8.2%}")

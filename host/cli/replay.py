@@ -1,0 +1,208 @@
+"""`hexgraft replay`: the passes of a trace forced through a session, compared row by row with another."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import click
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from hexgraft.host.backends import BACKENDS, open_session, parse_width_option
+from hexgraft.host.bundle import Bundle
+from hexgraft.host.cache_check import NOISE, CacheCheck, Damage
+from hexgraft.host.cli.console import print_json, say, stdout
+from hexgraft.host.cli.options import open_checked, verify_option
+from hexgraft.host.cli.tree_view import visible
+from hexgraft.host.replay import Figures
+from hexgraft.host.replay_report import Report, replay_trace
+from hexgraft.host.session import Session
+from hexgraft.host.trace import Header, Trace
+from hexgraft.host.trace_file import read_trace
+from hexgraft.models.errors import FAILED, UsageError
+
+
+@click.command()
+@click.argument("trace", type=click.Path(path_type=Path))
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--backend", type=click.Choice(BACKENDS), help="What to look into. Default: as traced.")
+@click.option("--widths", help="Its widths: `bundle`, numbers, or `any`. Default: as traced.")
+@click.option("--reference", type=click.Choice(BACKENDS), default="cpu", show_default=True)
+@click.option("--reference-widths", help="The reference's widths. Default: those of the other.")
+@click.option("--threads", default=0, help="CPU threads; 0 for one a core.")
+@click.option(
+    "--check-cache", is_flag=True, help="After every pass compare the caches; name the first damaged cell."
+)
+@click.option(
+    "--cache-noise", default=NOISE, show_default=True, help="Difference to the reference's cells that passes."
+)
+@click.option("--worst", default=5, show_default=True, type=click.IntRange(min=0), help="Rows to list.")
+@verify_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with every row of every tree.")
+def replay(
+    trace: Path,
+    bundle: Path,
+    backend: str | None,
+    widths: str | None,
+    reference: str,
+    reference_widths: str | None,
+    threads: int,
+    check_cache: bool,
+    cache_noise: float,
+    worst: int,
+    no_verify: bool,
+    as_json: bool,
+) -> int:
+    """Force the passes of TRACE through two sessions of BUNDLE and compare their logits row by row.
+
+    Nothing is chosen anew, so sessions of any precision can be compared. Exit code 1 if a cache is damaged or
+    a logit is not finite.
+
+    \b
+    Examples:
+      hexgraft replay letter.jsonl smollm2
+      hexgraft replay letter.jsonl smollm2 --widths bundle --reference-widths any --check-cache
+    """
+    recorded = read_trace(trace)
+    opened = open_checked(bundle, no_verify)
+    header = recorded.header
+    _check(header, opened, backend)
+    other_backend = backend or header.backend
+    if reference_widths is None:
+        reference_widths = widths
+    other = _open(opened, other_backend, widths, header, threads)
+    against = _open(opened, reference, reference_widths, header, threads)
+    check = CacheCheck(against, other, cache_noise) if check_cache else None
+    try:
+        report = replay_trace(recorded, against, other, worst=worst, check=check)
+    finally:
+        other.close()
+        against.close()
+    if as_json:
+        print_json(
+            {
+                "bundle": opened.digest,
+                "reference": {"backend": reference, "widths": _width_list(against)},
+                "other": {"backend": other_backend, "widths": _width_list(other)},
+                "cut_off": recorded.end is None,
+                **report.as_dict(),
+            }
+        )
+    else:
+        if recorded.end is None:
+            say(f"{trace} was cut off after {len(recorded.rounds)} rounds: replaying those")
+        _show(report, recorded, f"{other_backend}, {_words(other)}", f"{reference}, {_words(against)}")
+    return 0 if report.sound else FAILED
+
+
+def _check(header: Header, bundle: Bundle, backend: str | None) -> None:
+    if header.vocab_hash != bundle.manifest.tokenizer.vocab_hash:
+        raise UsageError(
+            f"the trace is of {header.target}, whose vocabulary is not that of this bundle "
+            f"({bundle.target.name})",
+            "replay it on the bundle it was recorded with",
+        )
+    if header.bundle != bundle.digest:
+        say(
+            f"note: the trace was recorded with another bundle, {header.bundle[:12]}; "
+            f"this is {bundle.digest[:12]}"
+        )
+    if backend is None and header.backend not in BACKENDS:
+        raise UsageError(
+            f"the trace was recorded on {header.backend!r}, which cannot be opened here",
+            f"choose with --backend: {', '.join(BACKENDS)}",
+        )
+
+
+def _open(bundle: Bundle, backend: str, widths: str | None, header: Header, threads: int) -> Session:
+    chosen, whole = header.widths, header.whole
+    if widths is not None:
+        parsed = parse_width_option(None if widths == "any" else widths, bundle)
+        chosen, whole = list(parsed) if parsed else None, widths == "bundle"
+    return open_session(bundle, "target", backend, widths=chosen, whole=whole, threads=threads)
+
+
+def _width_list(session: Session) -> list[int] | None:
+    return list(session.spec.widths) if session.spec.widths else None
+
+
+def _words(session: Session) -> str:
+    widths = _width_list(session)
+    return "any width" if widths is None else "widths " + ",".join(map(str, widths))
+
+
+def _show(report: Report, trace: Trace, other: str, reference: str) -> None:
+    out, texts = stdout(), trace.texts()
+    out.print(f"{other}, against {reference}:\n")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for column in ("rows", "argmax", "mean KL", "max KL", "max error", "SQNR dB", "perplexities"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for name, figures in (*report.phases.items(), ("all", report.total)):
+        table.add_row(name, *_cells(figures), end_section=name != "all" and name == list(report.phases)[-1])
+    out.print(table)
+    if report.total.max_error == 0 and not report.total.not_finite:
+        out.print("Every logit is the same.")
+    elif report.worst:
+        _show_worst(report, texts)
+    recorded = report.recorded
+    if recorded.rows:
+        out.print(
+            f"Against the logits in the trace: {recorded.agreed} of {recorded.rows} best tokens the same, "
+            f"max error {recorded.max_error:.3g}."
+        )
+    if report.total.not_finite:
+        out.print(f"[bold red]{report.total.not_finite} rows hold logits that are not finite.[/bold red]")
+    if report.cache_checked:
+        out.print(_damage_words(report.damage))
+
+
+def _cells(figures: Figures) -> list[str]:
+    reference, other = figures.perplexity
+    return [
+        str(figures.rows),
+        f"{100 * figures.agreement:.2f}%",
+        _small(figures.kl),
+        _small(figures.max_kl),
+        _small(figures.max_error),
+        "exact" if math.isinf(figures.sqnr_db) else f"{figures.sqnr_db:.1f}",
+        "–" if math.isnan(other) else f"{reference:.3g} {other:.3g}",
+    ]
+
+
+def _small(number: float) -> str:
+    return f"{number:.1e}" if number else "0"
+
+
+def _show_worst(report: Report, texts: dict[int, str]) -> None:
+    table = Table("worst rows", "position", "token", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("KL", "max error", "reference says", "other says"):
+        table.add_column(column, justify="right")
+    for forced, node, row in report.worst:
+        where = f"prefill, row {node}" if not forced.round else f"round {forced.round}, node {node}"
+        shown = [escape(visible(texts.get(t, f"<{t}>"))) for t in (forced.tokens[node], *row.best)]
+        table.add_row(
+            where,
+            str(forced.positions[node]),
+            shown[0],
+            _small(row.kl),
+            _small(row.error),
+            shown[1],
+            "the same" if row.best[0] == row.best[1] else shown[2],
+        )
+    stdout().print(table)
+
+
+def _damage_words(damage: Damage | None) -> str:
+    if damage is None:
+        return "Cache: no damage."
+    where = f"layer {damage.layer}, slot {damage.slot}, {damage.part}, head {damage.head}, dim {damage.dim}"
+    when = f"round {damage.round}" if damage.round else "prefill"
+    more = f" ({damage.cells} such cells)" if damage.cells > 1 else ""
+    if damage.kind == "changed":
+        what = f"of the {damage.session} held {damage.expected:.6g} and now holds {damage.found:.6g}"
+    else:
+        what = f"holds {damage.found:.6g}, the reference {damage.expected:.6g}"
+    return f"[bold red]Cache: damaged in {when}, {where}: it {what}{more}.[/bold red]"

@@ -1,0 +1,59 @@
+"""`--trace FILE`: what a command records of its run, and nothing where no file was asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import click
+
+from hexgraft.host.bundle import Bundle
+from hexgraft.host.decode import Decoder, Round
+from hexgraft.host.text import TextCodec
+from hexgraft.host.trace import Recorder, TraceWriter, top_recorded
+
+trace_option = click.option(
+    "--trace",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Record the run round by round, for compare, replay and tree.",
+)
+
+
+def candidates_wanted(options: dict[str, Any]) -> int | None:
+    """`DecodeOptions.logprobs`: as many as were asked for, or as a trace holds."""
+    asked: int | None = options["logprobs"]
+    return top_recorded(options["temperature"]) if asked is None and options["trace"] else asked
+
+
+class Tracing:
+    """Records one run, from before its prefill on."""
+
+    def __init__(self, file: Path | None, codec: TextCodec) -> None:
+        self.show = codec.token
+        self._recorder = Recorder(codec.token)
+        self._writer = TraceWriter(file) if file is not None else None
+
+    def begin(self, bundle: Bundle, decoder: Decoder, prompt: list[int], options: dict[str, Any]) -> None:
+        if self._writer:
+            whole, knobs = options["widths"] == "bundle", options["draft_option"]
+            header = self._recorder.header(bundle, decoder, prompt, whole=whole, knobs=knobs)
+            self._writer.write(header)
+
+    def round(self, current: Round) -> None:
+        if self._writer:
+            self._writer.write(self._recorder.round(current))
+
+    def end(self, decoder: Decoder, finish: str | None) -> None:
+        if self._writer:
+            self._writer.write(self._recorder.end(decoder.stats, finish))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._writer:
+            self._writer.__exit__(kind, error, trace)
