@@ -27,7 +27,7 @@ class LookupKnobs:
 
     min_match: int = 2
     max_match: int = 64
-    occurrences: int = 32
+    occurrences: int = 16
     min_prob: float = 0.0
 
     def __post_init__(self) -> None:
