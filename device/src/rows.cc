@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <functional>
 
 namespace hexgraft {
@@ -44,26 +43,6 @@ struct Candidate {
   }
 };
 
-// exp for x <= 0 in single precision (relative error below 2e-7): 2^n by the exponent field, the rest by a
-// polynomial (Cephes' coefficients). Branchless, so that a row of 49152 costs microseconds, not milliseconds.
-inline float exp_nonpositive(float x) {
-  x = x < -87.0F ? -87.0F : x;
-  const auto whole = static_cast<std::int32_t>(x * 1.44269504F - 0.5F);  // truncation rounds: x is not positive
-  const auto n = static_cast<float>(whole);
-  const float r = (x - n * 0.693359375F) - n * -2.12194440e-4F;
-  float p = 1.9875691500e-4F;
-  p = p * r + 1.3981999507e-3F;
-  p = p * r + 8.3334519073e-3F;
-  p = p * r + 4.1665795894e-2F;
-  p = p * r + 1.6666665459e-1F;
-  p = p * r + 5.0000001201e-1F;
-  p = p * r * r + r + 1.0F;
-  const std::int32_t bits = (whole + 127) << 23;
-  float scale;
-  std::memcpy(&scale, &bits, sizeof scale);
-  return p * scale;
-}
-
 }  // namespace
 
 bool top_tokens(const float* row, std::size_t vocab, std::size_t k, std::int32_t* ids, float* logits) {
@@ -94,21 +73,6 @@ bool top_tokens(const float* row, std::size_t vocab, std::size_t k, std::int32_t
     logits[i] = best[i].logit;
   }
   return true;
-}
-
-double log_sum_exp(const float* row, std::size_t vocab) {
-  bool nan = false;
-  const float top = block_max(row, vocab, nan);
-  double sums[kLanes] = {};
-  for (std::size_t start = 0; start < vocab; start += kBlock) {
-    const std::size_t count = std::min(kBlock, vocab - start);
-    float terms[kBlock];
-    for (std::size_t i = 0; i < count; ++i) terms[i] = exp_nonpositive(row[start + i] - top);
-    for (std::size_t i = 0; i < count; ++i) sums[i % kLanes] += static_cast<double>(terms[i]);
-  }
-  double sum = 0;
-  for (const double lane : sums) sum += lane;
-  return static_cast<double>(top) + std::log(sum);
 }
 
 }  // namespace hexgraft

@@ -79,6 +79,8 @@ class GraphLoader {
     Ort::SessionOptions options;
     options.SetIntraOpNumThreads(threads);
     options.SetInterOpNumThreads(1);
+    // Between passes the cores belong to the host and to the other model.
+    options.AddConfigEntry("session.force_spinning_stop", "1");
     options.SetLogSeverityLevel(3);
     std::map<int, Ort::Session> sessions;
     sessions.emplace(0, Ort::Session(env_, file.path.c_str(), options));
