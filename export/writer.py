@@ -30,7 +30,7 @@ from hexgraft.host.manifest import (
     TokenizerEntry,
 )
 from hexgraft.models.checkpoint import Checkpoint
-from hexgraft.models.config import ModelConfig
+from hexgraft.models.config import ModelConfig, Rope
 from hexgraft.models.decoder import build_decoder
 from hexgraft.models.errors import ExportError
 from hexgraft.models.graph import Graph
@@ -146,7 +146,7 @@ def _model_entry(
         kv_heads=config.kv_heads,
         head_dim=config.head_dim,
         vocab=config.vocab,
-        rope=RopeEntry(config.rope.dim, config.rope.theta),
+        rope=_rope_entry(config.rope),
         context=min(options.context, config.context),
         widths=list(options.widths),
         kv_dtype="float32",
@@ -156,6 +156,10 @@ def _model_entry(
         graphs=[GraphEntry(f"{role}/model.onnx", "cpu", "fp32")],
         parameters=sum(weight.nbytes for weight in graph.weights) // 4,
     )
+
+
+def _rope_entry(rope: Rope) -> RopeEntry:
+    return RopeEntry(rope.dim, list(rope.frequencies), rope.scale)
 
 
 def _write_tokenizer(checkpoint: Checkpoint, folder: Path) -> TokenizerEntry:

@@ -153,8 +153,15 @@ def _check_model(role: str, model: ModelEntry, manifest: Manifest, where: Path) 
     )
     if min(sizes) < 1 or model.heads % model.kv_heads or model.head_dim % 2:
         refuse("has impossible sizes")
-    if model.rope.dim != model.head_dim:
-        refuse(f"rotates {model.rope.dim} of {model.head_dim} head dimensions, which is not supported")
+    for rope in (model.rope, *([model.local_rope] if model.local_rope is not None else [])):
+        if rope.dim != model.head_dim:
+            refuse(f"rotates {rope.dim} of {model.head_dim} head dimensions, which is not supported")
+        if 2 * len(rope.frequencies) != rope.dim or not all(0 <= f <= 1e3 for f in rope.frequencies):
+            refuse("has RoPE frequencies that are not one finite number for every two head dimensions")
+        if not 0 < rope.scale <= 1e3:
+            refuse(f"has the RoPE scale {rope.scale}, expected a positive number")
+    if model.window is not None and model.window < 1:
+        refuse(f"has a window of {model.window} positions")
     if not model.widths or sorted(set(model.widths)) != model.widths or model.widths[0] < 1:
         refuse(f"has widths {model.widths}, expected ascending positive numbers")
     if model.kv_layout != KV_LAYOUT:

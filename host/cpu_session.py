@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cache import STEP, Cache
 from hexgraft.host.logits import topk
+from hexgraft.host.rope import rope_table
 from hexgraft.host.session import CacheRows, Floats, SessionSpec, TopK, Visibility
 from hexgraft.host.staging import Stage, Staging
-from hexgraft.models.config import Rope
 from hexgraft.models.errors import BundleError, DecodeError
-from hexgraft.models.rope import RopeTable
 
 
 class CpuSession:
@@ -29,7 +28,8 @@ class CpuSession:
     `widths` None runs every width as it comes; a sequence restricts passes to these, padded up to the
     narrowest that fits. `whole` binds the whole context at once instead of growing the cache in steps. Both
     together are exactly the arithmetic of a device that has only those static graphs. `share` takes the
-    loaded weights of another session of the same bundle and role.
+    loaded weights of another session of the same bundle and role; `runtime` is a loaded graph with the same
+    inputs and outputs to run in place of the bundle's.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class CpuSession:
         whole: bool = False,
         threads: int = 0,
         share: CpuSession | None = None,
+        runtime: ort.InferenceSession | None = None,
     ) -> None:
         self.model = model = bundle.model(role)
         self._widths = tuple(sorted(set(widths))) if widths else None
@@ -58,8 +59,9 @@ class CpuSession:
             provider="cpu",
             has_hidden=model.outputs_hidden,
         )
-        self._runtime: ort.InferenceSession = share._runtime if share else _load(bundle, role, threads)
-        self._rope = RopeTable(Rope(model.rope.dim, model.rope.theta), model.context + 1)
+        loaded = share._runtime if share else runtime
+        self._runtime: ort.InferenceSession = loaded or _load(bundle, role, threads)
+        self._rope = rope_table(model.rope, model.context)
         self._first = model.context if whole else min(STEP, model.context)
         self._cache = Cache(model, self._first)
         self._staging = Staging(model)

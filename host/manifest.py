@@ -18,28 +18,56 @@ class FileEntry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RopeEntry(msgspec.Struct, forbid_unknown_fields=True):
-    """What the host needs to compute the cos/sin inputs."""
+    """What the host needs to compute the cos/sin inputs: angles are position times `frequencies` (dim/2,
+    radians a position, any scaling already in them), `scale` multiplies both cos and sin."""
 
     dim: int
-    theta: float
+    frequencies: list[float]
+    scale: float
+
+
+class HtpEntry(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """What a graph compiled for the Hexagon NPU was compiled for: the chip, its HTP architecture, the QAIRT
+    release, and the context `binary` its wrapper names (`shared` by the graphs of all widths, or its own).
+
+    Graphs of one width with `parts` > 1 run one after the other, `part` 0 first: what one gives under a name,
+    a later one takes under the same. `mask_value`, where it is set, takes the place of the model's.
+    """
+
+    soc: str
+    soc_model: int
+    arch: int
+    qairt: str
+    binary: str
+    shared: bool = False
+    vtcm_mb: int | None = None
+    part: int = 0
+    parts: int = 1
+    mask_value: float | None = None
 
 
 class GraphEntry(msgspec.Struct, forbid_unknown_fields=True):
-    """One graph file. `width` and `capacity` are null while they are symbolic in the file (the CPU's
-    graph)."""
+    """One graph file. `width` and `capacity` are null while they are symbolic in the file (the CPU's graph).
+
+    `provider` is "cpu", "htp" (for the device) or "htp-sim" (for the emulator on a host). `htp` is set for
+    the latter two.
+    """
 
     file: str
     provider: str
     precision: str
     width: int | None = None
     capacity: int | None = None
+    htp: HtpEntry | None = None
 
 
 class ModelEntry(msgspec.Struct, forbid_unknown_fields=True):
     """A target or a draft: its sizes, its cache, its graphs.
 
     `context` is the cache capacity C in slots, at most what the checkpoint was trained for. `widths` are
-    those a device compiles. The mask adds `mask_value` where a column is not visible.
+    those a device compiles. The mask adds `mask_value` where a column is not visible. With a `window` the
+    graphs take `attention_mask_local` too, where a row sees a column only if its position is less than
+    `window` ahead of the column's; with a `local_rope` also `position_ids_cos_local` and `_sin_local`.
     """
 
     name: str
@@ -59,6 +87,8 @@ class ModelEntry(msgspec.Struct, forbid_unknown_fields=True):
     outputs_hidden: bool
     graphs: list[GraphEntry]
     parameters: int
+    window: int | None = None
+    local_rope: RopeEntry | None = None
 
 
 class TokenizerEntry(msgspec.Struct, forbid_unknown_fields=True):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from hexgraft.models.config import ModelConfig, Rope
+from hexgraft.models.config import ModelConfig
 from hexgraft.models.errors import CheckpointError
 from hexgraft.models.gguf_file import GgufFile
 from hexgraft.models.hf_config import MAX_LAYERS
 from hexgraft.models.json_file import Fields
+from hexgraft.models.rope_scaling import plain_rope
 
 GGUF_FAMILIES = ("llama", "qwen2")
 
@@ -46,9 +47,9 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
         vocab=fields.integer(f"{family}.vocab_size", len(tokens) if isinstance(tokens, list) else None),
         context=fields.integer(f"{family}.context_length"),
         rms_eps=fields.number(f"{family}.attention.layer_norm_rms_epsilon"),
-        rope=Rope(
-            dim=fields.integer(f"{family}.rope.dimension_count", head_dim),
-            theta=fields.number(f"{family}.rope.freq_base", 10000.0),
+        rope=plain_rope(
+            fields.integer(f"{family}.rope.dimension_count", head_dim),
+            fields.number(f"{family}.rope.freq_base", 10000.0),
         ),
         tied="output.weight" not in file.tensors,
         qkv_bias=family == "qwen2" or "blk.0.attn_q.bias" in file.tensors,

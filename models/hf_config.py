@@ -7,6 +7,7 @@ from typing import Any
 from hexgraft.models.config import ModelConfig, Rope
 from hexgraft.models.errors import CheckpointError
 from hexgraft.models.json_file import Fields
+from hexgraft.models.rope_scaling import plain_rope
 
 HF_FAMILIES = ("llama", "mistral", "qwen2")
 MAX_LAYERS = 1024
@@ -105,4 +106,4 @@ def _rope(fields: Fields, head_dim: int) -> Rope:
             )
         theta = inner.number("rope_theta", theta)
         partial = inner.number("partial_rotary_factor", partial)
-    return Rope(dim=int(head_dim * partial), theta=theta)
+    return plain_rope(int(head_dim * partial), theta)

@@ -15,7 +15,6 @@ class RopeTable:
     """
 
     def __init__(self, rope: Rope, positions: int) -> None:
-        frequencies = rope.theta ** (-np.arange(0, rope.dim, 2, dtype=np.float64) / rope.dim)
-        angles = np.arange(positions, dtype=np.float64)[:, None] * frequencies
-        self.cos: NDArray[np.float32] = np.cos(angles).astype(np.float32)
-        self.sin: NDArray[np.float32] = np.sin(angles).astype(np.float32)
+        angles = np.arange(positions, dtype=np.float64)[:, None] * np.asarray(rope.frequencies)
+        self.cos: NDArray[np.float32] = (np.cos(angles) * rope.scale).astype(np.float32)
+        self.sin: NDArray[np.float32] = (np.sin(angles) * rope.scale).astype(np.float32)

@@ -96,8 +96,23 @@ Result<Sizes> read_sizes(const Json& entry, const std::string& where) {
   sizes.context = number.small("context");
   sizes.mask_value = static_cast<float>(number.real(entry, "mask_value", -1e9, -20));
   const Json none = Json::object();
-  const auto rope = entry.find("rope");
-  sizes.theta = number.real(rope != entry.end() && rope->is_object() ? *rope : none, "theta", 1e-3, 1e12);
+  const auto found = entry.find("rope");
+  const Json& rope = found != entry.end() && found->is_object() ? *found : none;
+  sizes.rope_scale = number.real(rope, "scale", 1e-6, 1e3);
+  const auto frequencies = rope.find("frequencies");
+  for (const Json& frequency : frequencies != rope.end() && frequencies->is_array() ? *frequencies : none) {
+    sizes.frequencies.push_back(frequency.is_number() ? frequency.get<double>() : -1);
+  }
+  for (const double frequency : sizes.frequencies) {
+    if (!(frequency >= 0 && frequency <= 1e3)) return bad(where + ": a RoPE frequency is out of range");
+  }
+  if (2 * sizes.frequencies.size() != static_cast<std::size_t>(sizes.head_dim)) {
+    return bad(where + ": there is not one RoPE frequency for every two head dimensions");
+  }
+  if (!entry.value("window", Json()).is_null() || !entry.value("local_rope", Json()).is_null()) {
+    return Error{"bad_bundle", where + ": the model has sliding-window layers, which this runner does not run",
+                 "export with a --context within the window, or run it with `--backend cpu`"};
+  }
   const auto hidden = entry.find("outputs_hidden");
   sizes.has_hidden = hidden != entry.end() && hidden->is_boolean() && hidden->get<bool>();
   const auto widths = entry.find("widths");

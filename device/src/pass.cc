@@ -16,11 +16,7 @@ bool bit(const std::vector<std::uint8_t>& bits, std::size_t row_bytes, int row, 
 
 }  // namespace
 
-Pass::Pass(const Sizes& sizes, std::shared_ptr<Memory> memory) : sizes_(sizes), memory_(std::move(memory)) {
-  for (int i = 0; i < sizes.head_dim; i += 2) {
-    frequencies_.push_back(std::pow(sizes.theta, -static_cast<double>(i) / sizes.head_dim));
-  }
-}
+Pass::Pass(const Sizes& sizes, std::shared_ptr<Memory> memory) : sizes_(sizes), memory_(std::move(memory)) {}
 
 void Pass::resize(int width, int capacity) {
   if (width <= width_ && capacity <= capacity_) return;
@@ -59,13 +55,13 @@ void Pass::fill(int width, int capacity, const std::vector<std::int32_t>& tokens
 
 // Angles in double, rounded once, so that far positions keep their phase.
 void Pass::fill_rope(int row, std::int32_t position) {
-  const std::size_t half = frequencies_.size();
+  const std::size_t half = sizes_.frequencies.size();
   float* c = cos.floats() + at(row) * half;
   float* s = sin.floats() + at(row) * half;
   for (std::size_t i = 0; i < half; ++i) {
-    const double angle = position * frequencies_[i];
-    c[i] = static_cast<float>(std::cos(angle));
-    s[i] = static_cast<float>(std::sin(angle));
+    const double angle = position * sizes_.frequencies[i];
+    c[i] = static_cast<float>(std::cos(angle) * sizes_.rope_scale);
+    s[i] = static_cast<float>(std::sin(angle) * sizes_.rope_scale);
   }
 }
 

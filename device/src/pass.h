@@ -43,7 +43,6 @@ class Pass {
 
   Sizes sizes_;
   std::shared_ptr<Memory> memory_;
-  std::vector<double> frequencies_;
   int width_ = 0, capacity_ = 0;
   std::uint64_t epoch_ = 1;
 };

@@ -15,7 +15,8 @@ struct Sizes {
   int max_width = 0;
   std::vector<int> widths;  // ascending; empty where any width up to max_width runs
   float mask_value = 0;     // added where a column is not visible
-  double theta = 0;
+  std::vector<double> frequencies;  // RoPE: radians a position for each pair of head dimensions
+  double rope_scale = 1;            // multiplies cos and sin
   bool has_hidden = false;
 };
 

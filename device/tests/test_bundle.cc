@@ -39,7 +39,7 @@ Json manifest() {
   return {{"format", 1},
           {"target",
            {{"layers", 2}, {"hidden", 64}, {"kv_heads", 2}, {"head_dim", 16}, {"vocab", 320}, {"context", 512},
-            {"rope", {{"dim", 16}, {"theta", 10000.0}}}, {"widths", {1, 8}}, {"kv_dtype", "float32"},
+            {"rope", {{"dim", 16}, {"frequencies", {1.0, .5, .25, .125, .06, .03, .015, .007}}, {"scale", 1.5}}}, {"widths", {1, 8}}, {"kv_dtype", "float32"},
             {"kv_layout", "key[kv_heads,1,head_dim,C] value[kv_heads,1,C,head_dim] past=C"},
             {"mask_value", -100.0}, {"outputs_hidden", false},
             {"graphs", {{{"file", "target/model.onnx"}, {"provider", "cpu"}, {"width", nullptr}, {"capacity", nullptr}}}}}},
@@ -66,7 +66,7 @@ int main() {
   CHECK(read_model(folder.path, "target", "cpu").error().code == "no_bundle");
   CHECK(code(folder, manifest()).empty());
   Result<ModelFiles> files = read_model(folder.path, "target", "cpu");
-  CHECK(files && files->sizes.max_width == 8 && files->sizes.theta == 10000 && files->graphs.size() == 1);
+  CHECK(files && files->sizes.max_width == 8 && files->sizes.frequencies.size() == 8 && files->sizes.rope_scale == 1.5 && files->graphs.size() == 1);
   CHECK(code(folder, manifest(), "draft") == "no_model");
   CHECK(code(folder, manifest(), "target", "htp") == "no_graph");
   CHECK(code(folder, "not json") == "bad_bundle");
@@ -79,7 +79,11 @@ int main() {
   }
   CHECK(code(folder, with("/target/head_dim", 15)) == "bad_bundle");
   CHECK(code(folder, with("/target/mask_value", 0)) == "bad_bundle");
-  CHECK(code(folder, with("/target/rope/theta", "x")) == "bad_bundle");
+  CHECK(code(folder, with("/target/rope/scale", "x")) == "bad_bundle");
+  CHECK(code(folder, with("/target/rope/frequencies/7", -1)) == "bad_bundle");
+  CHECK(code(folder, with("/target/rope/frequencies/7", "x")) == "bad_bundle");
+  CHECK(code(folder, with("/target/rope/frequencies/8", 1)) == "bad_bundle");
+  CHECK(code(folder, with("/target/window", 128)) == "bad_bundle");
   CHECK(code(folder, with("/target/rope", 3)) == "bad_bundle");
   CHECK(code(folder, with("/target/kv_layout", "other")) == "bad_bundle");
   CHECK(code(folder, with("/target/widths", Json::array({8, 1}))) == "bad_bundle");

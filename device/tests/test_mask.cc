@@ -18,7 +18,8 @@ Sizes sizes() {
   s.context = 100;
   s.max_width = 16;
   s.mask_value = -50;
-  s.theta = 10000;
+  for (int i = 0; i < 4; ++i) s.frequencies.push_back(std::pow(10000.0, -2.0 * i / 8));
+  s.rope_scale = 1.25;
   return s;
 }
 
@@ -90,8 +91,8 @@ void rope_angles() {
   pass.fill(1, 1, {0}, {97}, visible);
   for (int i = 0; i < 4; ++i) {
     const double angle = 97 * std::pow(10000.0, -2.0 * i / 8);
-    CHECK(pass.cos.floats()[i] == static_cast<float>(std::cos(angle)));
-    CHECK(pass.sin.floats()[i] == static_cast<float>(std::sin(angle)));
+    CHECK(pass.cos.floats()[i] == static_cast<float>(std::cos(angle) * 1.25));
+    CHECK(pass.sin.floats()[i] == static_cast<float>(std::sin(angle) * 1.25));
   }
 }
 

@@ -21,6 +21,7 @@ from hexgraft.models.fetch import fetch_smollm2
 from hexgraft.models.gguf_checkpoint import GgufCheckpoint, supported_kinds
 from hexgraft.models.gguf_file import GgufFile
 from hexgraft.models.hf_checkpoint import HfCheckpoint
+from hexgraft.models.rope_scaling import plain_rope
 
 SIZES = [
     {"family": "llama"},
@@ -323,7 +324,12 @@ def test_real_smollm2() -> None:
         3,
         64,
     )
-    assert (config.ffn, config.vocab, config.context, config.rope.theta) == (1536, 49152, 8192, 100000.0)
+    assert (config.ffn, config.vocab, config.context, config.rope) == (
+        1536,
+        49152,
+        8192,
+        plain_rope(64, 100000.0),
+    )
     assert config.tied
     assert not config.qkv_bias
     assert checkpoint.source_format == "GGUF Q4_1"

@@ -18,6 +18,7 @@ from hexgraft.models.checkpoint import open_checkpoint
 from hexgraft.models.config import tensor_shapes
 from hexgraft.models.errors import CheckpointError
 from hexgraft.models.hf_checkpoint import HfCheckpoint
+from hexgraft.models.rope_scaling import plain_rope
 
 LAYER_1 = {
     "attn_norm": "input_layernorm.weight",
@@ -83,7 +84,7 @@ def test_config_of_the_folder(folder: Path) -> None:
         config.vocab,
     )
     assert sizes == (3, 64, 4, 2, 16, 96, 320)
-    assert (config.rope.theta, config.rope.dim, config.rms_eps, config.context) == (10000.0, 16, 1e-5, 512)
+    assert (config.rope, config.rms_eps, config.context) == (plain_rope(16, 10000.0), 1e-5, 512)
     assert config.tied
     assert (checkpoint.name, checkpoint.license) == ("model", "apache-2.0")
 
@@ -101,7 +102,7 @@ def test_transformers_5_writes_rope_parameters(folder: Path) -> None:
     parameters = {"rope_type": "default", "rope_theta": 500000.0}
     edit(folder / "config.json", rope_theta="DROP", head_dim=None, rope_parameters=parameters)
     config = HfCheckpoint(folder).config
-    assert config.rope.theta == 500000.0
+    assert config.rope == plain_rope(16, 500000.0)
     assert config.head_dim == 16
 
 
