@@ -24,7 +24,8 @@ NOISE_FLOAT32 = 1e-3
 twenty times that still is far below the margin of a choice that means something."""
 NOISE_OTHER = 0.1
 """Half precision keeps 11 bits: logits around 20 differ by some hundredths, more after quantisation."""
-_FLOAT32 = ("cpu", "runner")
+_FLOAT32 = ("cpu", "runner", "device")
+"""Places that compute in float32; others have their provider in their name, as in "device-htp"."""
 _BUDGETS = ("max-tokens", "interrupted", "cut off")
 """Ends that tell nothing about the text: the run was merely not continued."""
 

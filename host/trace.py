@@ -8,9 +8,7 @@ import importlib.metadata
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,7 +19,7 @@ from hexgraft.host.sampling import Sampling
 from hexgraft.host.stats import Stats
 from hexgraft.host.tree import ROOT, TokenTree, TreeBuilder
 from hexgraft.host.walk import TokenLogprob
-from hexgraft.models.errors import HexgraftError, UsageError
+from hexgraft.models.errors import HexgraftError
 
 FORMAT = 1
 """Readers accept exactly this version; there is no compatibility code."""
@@ -64,6 +62,14 @@ class Header(Record, tag="header"):
     stops: list[int]
     prompt: list[int]
     texts: Texts
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Backend and provider to open such a session with: "device-htp" is ("device", "htp")."""
+        if self.backend == "htp-sim":
+            return self.backend, "cpu"
+        backend, _, provider = self.backend.partition("-")
+        return backend, provider or "cpu"
 
 
 class Judged(msgspec.Struct, forbid_unknown_fields=True):
@@ -251,29 +257,6 @@ class Recorder:
         fresh = sorted(set(tokens) - self._shown)
         self._shown |= set(fresh)
         return {token: self._show(token) for token in fresh}
-
-
-class TraceWriter:
-    """Writes records to a file line by line, so that an interrupted run keeps its trace."""
-
-    def __init__(self, path: Path) -> None:
-        try:
-            self._file = path.open("wb")
-        except OSError as error:
-            raise UsageError(f"cannot write the trace {path}: {error.strerror}") from error
-        self._encoder = msgspec.json.Encoder()
-
-    def write(self, record: Record) -> None:
-        self._file.write(self._encoder.encode(record) + b"\n")
-        self._file.flush()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
 
 
 def top_recorded(temperature: float) -> int:

@@ -1,18 +1,44 @@
-"""Reads traces, and refuses those that are damaged, of another version, or that contradict themselves."""
+"""Traces on disk: written line by line, and refused when read if damaged, of another version, or
+inconsistent in themselves."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import msgspec
 
-from hexgraft.host.trace import FORMAT, End, Header, Trace, TraceError, TraceRound, tokens_hash
-from hexgraft.models.errors import HexgraftError
+from hexgraft.host.trace import FORMAT, End, Header, Record, Trace, TraceError, TraceRound, tokens_hash
+from hexgraft.models.errors import HexgraftError, UsageError
 
 HINT = "record it again: `hexgraft run BUNDLE -p PROMPT --trace FILE`"
 _DECODER = msgspec.json.Decoder(Header | TraceRound | End)
+
+
+class TraceWriter:
+    """Writes records to a file line by line, so that an interrupted run keeps its trace."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._file = path.open("wb")
+        except OSError as error:
+            raise UsageError(f"cannot write the trace {path}: {error.strerror}") from error
+        self._encoder = msgspec.json.Encoder()
+
+    def write(self, record: Record) -> None:
+        self._file.write(self._encoder.encode(record) + b"\n")
+        self._file.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
 
 
 class _Version(msgspec.Struct):
