@@ -21,7 +21,8 @@ class Calibration:
 
     At a judged node the target's token is compared with every child, so each child there is one trial whose
     success the draft put at q. A draft too sure of itself gets flatter and wider trees, one too modest deeper
-    ones. The output does not depend on it.
+    ones. The output does not depend on it. A drafter starts a new one with every new text, so that runs
+    repeat.
     """
 
     def __init__(self) -> None:

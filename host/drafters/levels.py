@@ -32,6 +32,12 @@ class Levels(ModelDrafter):
         self._calibration = Calibration() if calibrated else None
         self._candidate: list[int] = [ROOT]
 
+    def begin(self, tokens: Sequence[int], keep: int = 0) -> None:
+        """As ever; only a text that goes on (`keep`) keeps what was learned, so that runs repeat."""
+        super().begin(tokens, keep)
+        if self._calibration and not keep:
+            self._calibration = Calibration()
+
     def draft(self, tokens: Sequence[int], limits: Limits) -> TokenTree:
         self._candidate = [ROOT]
         candidates = TreeBuilder(tokens[-1])

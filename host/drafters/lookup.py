@@ -86,6 +86,8 @@ class Lookup:
         return self._corpus.nbytes + self._text.nbytes
 
     def begin(self, tokens: Sequence[int], keep: int = 0) -> None:
+        if not keep:
+            self._calibration = Calibration()
         self._text = SuffixIndex(max(1 << 14, 2 * len(tokens)))
         self._text.extend(tokens)
 

@@ -46,6 +46,8 @@ class Merge:
         return sum(drafter.rows for drafter in self._drafters)
 
     def begin(self, tokens: Sequence[int], keep: int = 0) -> None:
+        if not keep:
+            self._calibrations = (Calibration(), Calibration())
         for drafter in self._drafters:
             drafter.begin(tokens, keep)
 
