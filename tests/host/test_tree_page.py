@@ -6,7 +6,10 @@ import base64
 import hashlib
 import json
 import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -154,3 +157,33 @@ def test_cut_and_empty_traces_have_a_page(trace: Trace) -> None:
     assert "This trace was cut off" in Page(render_page(Trace(trace.header, trace.rounds[:2]))).words
     assert "The trace holds no round" in Page(render_page(Trace(trace.header))).words
     assert "cut off" not in Page(render_page(trace)).words
+
+
+# --------------------------------------------------------------- in a browser
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
+def test_a_browser_draws_the_tree_of_the_round_asked_for(trace: Trace, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    header = msgspec.structs.replace(trace.header, texts=dict.fromkeys(trace.texts(), HOSTILE))
+    rounds = [msgspec.structs.replace(current, texts={}) for current in trace.rounds]
+    page.write_text(render_page(Trace(header, rounds, trace.end)), encoding="utf-8")
+    chosen = max(rounds, key=lambda current: len(set(current.parents)))
+    command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"]
+    command += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+    command += [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", f"{page.as_uri()}#{chosen.number}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    drawn = Page(done.stdout)
+    kinds = [str(attributes["class"]).split()[1] for attributes in drawn.of("node")]
+    tree = chosen.tree()
+    final = tree.child(chosen.accepted[-1], chosen.emitted[-1]) is not None
+    assert len(kinds) == len(tree) + (not final)
+    assert kinds.count("root") == 1
+    assert kinds.count("target") == (not final)
+    assert kinds.count("rejected") == len(tree) - len(chosen.accepted) - final
+    assert f"Round {chosen.number} of {len(rounds)}" in drawn.words
+    assert not any("onerror" in attributes for _, attributes in drawn.elements)
+    assert sum(tag == "script" for tag, _ in drawn.elements) == 2
