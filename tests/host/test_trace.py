@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import pytest
 from pair import make_pair
 
 from hexgraft.host.bundle import Bundle
-from hexgraft.host.cpu_session import CpuSession
+from hexgraft.host.cpu_session import CpuRows, CpuSession
 from hexgraft.host.decode import DecodeOptions, Decoder, Round
 from hexgraft.host.drafters.lookup import Lookup
 from hexgraft.host.drafters.registry import make_drafter
+from hexgraft.host.session import Visibility
 from hexgraft.host.stats import Stats
 from hexgraft.host.text import TextCodec
 from hexgraft.host.trace import Recorder, TraceError, TraceRound, tokens_hash
@@ -122,6 +124,33 @@ def test_a_trace_names_no_path(run: Run, bundle: Bundle) -> None:
     text = run.file.read_text()
     assert str(bundle.path) not in text
     assert str(run.file.parent) not in text
+
+
+class Overflowing(CpuSession):
+    """Its logits are not finite at the first drafted node of every tree."""
+
+    def forward(self, tokens: Sequence[int], positions: Sequence[int], visible: Visibility) -> CpuRows:
+        rows = super().forward(tokens, positions, visible)
+        if rows.count > 1:
+            self._staging.at(rows.width).logits[0, 1] = np.nan
+        return rows
+
+
+def test_degraded_rounds_are_recorded_as_such(bundle: Bundle, run: Run, tmp_path: Path) -> None:
+    drafter = make_drafter("chain", bundle, lambda: CpuSession(bundle, "draft"))
+    decoder = Decoder(Overflowing(bundle), drafter, DecodeOptions(20, 4, logprobs=5))
+    recorder, file = Recorder(str), tmp_path / "degraded.jsonl"
+    with TraceWriter(file) as writer:
+        writer.write(recorder.header(bundle, decoder, PROMPT, whole=False))
+        decoder.begin(PROMPT)
+        for current in decoder.rounds():
+            writer.write(recorder.round(current))
+    trace = read_trace(file)
+    assert trace.emitted == run.decoder.tokens[len(PROMPT) :][:20]
+    degraded = [current for current in trace.rounds if current.degraded]
+    assert degraded
+    assert all(len(current.accepted) == 1 for current in degraded)
+    assert trace.stats().by_depth == decoder.stats.by_depth
 
 
 # ------------------------------------------------------------ cut and damaged

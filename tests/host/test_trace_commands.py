@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from pair import write_pair
 
 from hexgraft.host.cli.main import cli
 from hexgraft.host.trace_file import read_trace
-from hexgraft.models.errors import HexgraftError
+from hexgraft.models.errors import INTERRUPTED, HexgraftError
 
 TEXT = "the quick brown fox and the quick brown dog and the quick"
 
@@ -69,6 +71,22 @@ def test_run_records_what_it_prints(bundle: Path, tmp_path: Path) -> None:
     assert all(len(judged.top) == 5 for current in trace.rounds for judged in current.judged)
     assert trace.end is not None
     assert trace.end.finish == done.json["finish"]
+
+
+def test_an_interrupted_run_keeps_its_trace(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def at_once() -> Iterator[Callable[[], bool]]:
+        yield lambda: True
+
+    monkeypatch.setattr("hexgraft.host.cli.run.interruptible", at_once)
+    file = tmp_path / "run.jsonl"
+    done = Outcome("run", bundle, "-p", TEXT, "--raw", "--trace", file)
+    assert done.code == INTERRUPTED
+    trace = read_trace(file)
+    assert trace.finish == "interrupted"
+    assert len(trace.rounds) == 1
 
 
 def test_run_refuses_a_trace_it_cannot_write(bundle: Path, tmp_path: Path) -> None:
