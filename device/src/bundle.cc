@@ -7,9 +7,8 @@
 #include <cstdint>
 #include <fstream>
 #include <iterator>
-#include <utility>
-
 #include <nlohmann/json.hpp>
+#include <utility>
 
 namespace hexgraft {
 namespace {
@@ -71,7 +70,8 @@ struct Numbers {
 
 Result<Json> read_manifest(const std::string& where) {
   const std::int64_t size = file_size(where);
-  if (size < 0) return Error{"no_bundle", "there is no manifest at " + where, "give the folder that holds bundle.json"};
+  if (size < 0)
+    return Error{"no_bundle", "there is no manifest at " + where, "give the folder that holds bundle.json"};
   if (size > kManifestLimit) return bad(where + " is larger than any manifest");
   std::ifstream stream(where, std::ios::binary);
   const std::string text((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
@@ -136,7 +136,8 @@ Result<Sizes> read_sizes(const Json& entry, const std::string& where) {
 }
 
 // The check of one graph's file against the manifest's list.
-Status check_file(const Json& manifest, const std::string& folder, const std::string& name, const std::string& where) {
+Status check_file(const Json& manifest, const std::string& folder, const std::string& name,
+                  const std::string& where) {
   const auto files = manifest.find("files");
   if (!stays_inside(name) || files == manifest.end() || !files->is_object() || !files->contains(name)) {
     return bad(where + " names a graph that is not in the bundle");
@@ -145,7 +146,8 @@ Status check_file(const Json& manifest, const std::string& folder, const std::st
   const Json size = entry.is_object() ? entry.value("size", Json()) : Json();
   const std::int64_t found = file_size(folder + "/" + name);
   if (!size.is_number_integer() || found != size.get<std::int64_t>()) {
-    return bad(folder + "/" + name + (found < 0 ? " is missing from the bundle" : " has not the size it was made with"));
+    return bad(folder + "/" + name +
+               (found < 0 ? " is missing from the bundle" : " has not the size it was made with"));
   }
   return std::nullopt;
 }

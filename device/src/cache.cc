@@ -34,9 +34,10 @@ Cache::Cache(const Sizes& sizes, std::shared_ptr<Memory> memory, int capacity)
 
 Status Cache::grow(std::int64_t slots) {
   if (slots > context_) {
-    return Error{"out_of_range",
-                 "slot " + std::to_string(slots - 1) + " is beyond the context of " + std::to_string(context_) + " slots",
-                 "end the text earlier, or export with a larger context"};
+    return Error{
+        "out_of_range",
+        "slot " + std::to_string(slots - 1) + " is beyond the context of " + std::to_string(context_) + " slots",
+        "end the text earlier, or export with a larger context"};
   }
   if (slots <= capacity_) return std::nullopt;
   const int grown = std::min(context_, (static_cast<int>(slots) + kCacheStep - 1) / kCacheStep * kCacheStep);

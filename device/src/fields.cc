@@ -8,7 +8,8 @@ constexpr std::size_t kTextLimit = 4096;
 // True where `value` is an integer within bounds; doubles, even whole ones, are not integers here.
 bool within(const Json& value, std::int64_t low, std::int64_t high) {
   if (!value.is_number_integer()) return false;
-  if (value.is_number_unsigned() && value.get<std::uint64_t>() > static_cast<std::uint64_t>(INT64_MAX)) return false;
+  if (value.is_number_unsigned() && value.get<std::uint64_t>() > static_cast<std::uint64_t>(INT64_MAX))
+    return false;
   const auto number = value.get<std::int64_t>();
   return number >= low && number <= high;
 }

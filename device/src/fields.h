@@ -1,13 +1,13 @@
-// Typed, bounded access to the fields of one operation; the first thing wrong is kept and everything is accounted for.
+// Typed, bounded access to the fields of one operation; the first thing wrong is kept and everything is accounted
+// for.
 #pragma once
 
 #include <cstdint>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <vector>
-
-#include <nlohmann/json.hpp>
 
 #include "result.h"
 
@@ -23,7 +23,8 @@ class Fields {
 
   bool has(const std::string& name) const { return map_.contains(name); }
   std::int64_t integer(const std::string& name, std::int64_t low, std::int64_t high);
-  std::vector<std::int32_t> integers(const std::string& name, std::int64_t low, std::int64_t high, std::size_t most);
+  std::vector<std::int32_t> integers(const std::string& name, std::int64_t low, std::int64_t high,
+                                     std::size_t most);
   bool boolean(const std::string& name);
   std::string text(const std::string& name);
   std::map<std::string, std::string> texts(const std::string& name);

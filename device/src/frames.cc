@@ -12,7 +12,8 @@ namespace hexgraft {
 namespace {
 
 Error bad(const std::string& what) {
-  return Error{"bad_frame", "the frame is not a valid message: " + what, "both ends must speak PROTOCOL.md exactly"};
+  return Error{"bad_frame", "the frame is not a valid message: " + what,
+               "both ends must speak PROTOCOL.md exactly"};
 }
 
 // A position in a message that never runs past its end.
@@ -51,19 +52,29 @@ Item next_item(Cursor& at) {
   if (type <= 0x9f) return {Kind::kArray, type & 0x0f};
   if (type <= 0xbf) return {Kind::kString, type & 0x1f};
   switch (type) {
-    case 0xc0: case 0xc2: case 0xc3: return {Kind::kScalar, 0};
-    case 0xcc: case 0xd0: return {Kind::kScalar, 1};
-    case 0xcd: case 0xd1: return {Kind::kScalar, 2};
-    case 0xca: case 0xce: case 0xd2: return {Kind::kScalar, 4};
-    case 0xcb: case 0xcf: case 0xd3: return {Kind::kScalar, 8};
-    case 0xc4: case 0xc5: case 0xc6:
-      return at.number(std::size_t{1} << (type - 0xc4), length) ? Item{Kind::kBytes, length} : Item{};
-    case 0xd9: case 0xda: case 0xdb:
-      return at.number(std::size_t{1} << (type - 0xd9), length) ? Item{Kind::kString, length} : Item{};
-    case 0xdc: case 0xdd:
-      return at.number(std::size_t{2} << (type - 0xdc), length) ? Item{Kind::kArray, length} : Item{};
-    case 0xde: case 0xdf:
-      return at.number(std::size_t{2} << (type - 0xde), length) ? Item{Kind::kMap, length} : Item{};
+    case 0xc0:
+    case 0xc2:
+    case 0xc3: return {Kind::kScalar, 0};
+    case 0xcc:
+    case 0xd0: return {Kind::kScalar, 1};
+    case 0xcd:
+    case 0xd1: return {Kind::kScalar, 2};
+    case 0xca:
+    case 0xce:
+    case 0xd2: return {Kind::kScalar, 4};
+    case 0xcb:
+    case 0xcf:
+    case 0xd3: return {Kind::kScalar, 8};
+    case 0xc4:
+    case 0xc5:
+    case 0xc6: return at.number(std::size_t{1} << (type - 0xc4), length) ? Item{Kind::kBytes, length} : Item{};
+    case 0xd9:
+    case 0xda:
+    case 0xdb: return at.number(std::size_t{1} << (type - 0xd9), length) ? Item{Kind::kString, length} : Item{};
+    case 0xdc:
+    case 0xdd: return at.number(std::size_t{2} << (type - 0xdc), length) ? Item{Kind::kArray, length} : Item{};
+    case 0xde:
+    case 0xdf: return at.number(std::size_t{2} << (type - 0xde), length) ? Item{Kind::kMap, length} : Item{};
     default: return {};  // extension types and the byte MessagePack never uses
   }
 }
@@ -153,7 +164,8 @@ ReadOutcome FrameReader::read(Bytes& message) {
   const std::size_t got = fill(head, sizeof head);
   if (got == 0) return ReadOutcome::kEnd;
   if (got < sizeof head) return ReadOutcome::kTruncated;
-  const std::size_t size = head[0] | std::size_t{head[1]} << 8 | std::size_t{head[2]} << 16 | std::size_t{head[3]} << 24;
+  const std::size_t size =
+      head[0] | std::size_t{head[1]} << 8 | std::size_t{head[2]} << 16 | std::size_t{head[3]} << 24;
   // Grow with what arrives: a length alone must not make the runner allocate.
   constexpr std::size_t kBlock = std::size_t{1} << 20;
   message.clear();

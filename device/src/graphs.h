@@ -12,8 +12,8 @@ namespace hexgraft {
 class Graphs {
  public:
   virtual ~Graphs() = default;
-  // One pass at a width the model offers, from `pass`'s inputs and the cache to `pass`'s outputs. Seconds inside the
-  // runtime.
+  // One pass at a width the model offers, from `pass`'s inputs and the cache to `pass`'s outputs. Seconds inside
+  // the runtime.
   virtual Result<double> run(int width, Cache& cache, Pass& pass) = 0;
   virtual std::string provider() const = 0;
   virtual int threads() const = 0;

@@ -43,16 +43,18 @@ bool parse(int count, char** words, RuntimePaths& paths) {
 // Ends the process when the host is gone while a pass or a load keeps the main thread from noticing. A main thread
 // that is only waiting for input sees the end itself, within the grace period.
 void watch_input() {
-  pollfd input{STDIN_FILENO, 0, 0};
-  while (::poll(&input, 1, -1) < 0 || (input.revents & (POLLHUP | POLLERR | POLLNVAL)) == 0) {
+  constexpr short kGone =
+      POLLHUP | POLLRDHUP | POLLERR | POLLNVAL;  // a pipe's end, or a socket's, half closed or whole
+  pollfd input{STDIN_FILENO, POLLRDHUP, 0};
+  while (::poll(&input, 1, -1) < 0 || (input.revents & kGone) == 0) {
   }
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
   ::_exit(kHostGone);
 }
 
 Bytes hello(const Result<std::shared_ptr<Runtime>>& runtime, Runtime* loaded) {
-  Json frame{{"hello", "hexgraft"}, {"protocol", kProtocol},     {"version", HEXGRAFT_VERSION},
-             {"build", HEXGRAFT_BUILD}, {"pid", ::getpid()},     {"frame_limit", kFrameLimit},
+  Json frame{{"hello", "hexgraft"},       {"protocol", kProtocol}, {"version", HEXGRAFT_VERSION},
+             {"build", HEXGRAFT_BUILD},   {"pid", ::getpid()},     {"frame_limit", kFrameLimit},
              {"providers", Json::array()}};
   if (loaded != nullptr) {
     frame["ort"] = {{"version", loaded->version()}, {"api", loaded->api()}};
@@ -79,9 +81,10 @@ ExitCode serve(int output, const RuntimePaths& paths) {
     const ReadOutcome outcome = reader.read(message);
     if (outcome == ReadOutcome::kEnd) return kOk;
     if (outcome == ReadOutcome::kTruncated) return kFailed;
-    const Bytes answer = outcome == ReadOutcome::kTooLarge
-                             ? Session::answer_error({"too_large", "a frame passes the frame limit", "send less at a time"})
-                             : session.answer(message);
+    const Bytes answer =
+        outcome == ReadOutcome::kTooLarge
+            ? Session::answer_error({"too_large", "a frame passes the frame limit", "send less at a time"})
+            : session.answer(message);
     if (!writer.write(answer)) return kHostGone;
   }
   return kOk;

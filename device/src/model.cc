@@ -38,8 +38,8 @@ int Model::pad(int count) const {
   return *std::lower_bound(sizes_.widths.begin(), sizes_.widths.end(), count);
 }
 
-Result<PassTimes> Model::forward(const std::vector<std::int32_t>& tokens, const std::vector<std::int32_t>& positions,
-                                 const Visibility& visible) {
+Result<PassTimes> Model::forward(const std::vector<std::int32_t>& tokens,
+                                 const std::vector<std::int32_t>& positions, const Visibility& visible) {
   const auto start = Clock::now();
   staged_ = 0;
   const int count = static_cast<int>(tokens.size());
@@ -63,7 +63,8 @@ Status Model::store(const std::vector<std::int32_t>& rows, const std::vector<std
   if (rows.size() != slots.size()) return refuse("a store needs as many slots as rows");
   for (const std::int32_t row : rows) {
     if (row < 0 || row >= staged_) {
-      return refuse("store of row " + std::to_string(row) + ", the last pass has " + std::to_string(staged_) + " rows");
+      return refuse("store of row " + std::to_string(row) + ", the last pass has " + std::to_string(staged_) +
+                    " rows");
     }
   }
   std::vector<std::int32_t> sorted = slots;
@@ -110,7 +111,8 @@ Status Model::restore(int layer, int start, int count, const float* keys, const 
   if (count == 0) return std::nullopt;
   const std::size_t floats = static_cast<std::size_t>(sizes_.kv_heads) * static_cast<std::size_t>(sizes_.head_dim) *
                              static_cast<std::size_t>(count);
-  if (!finite(keys, floats) || !finite(values, floats)) return refuse("a restore holds numbers that are not finite");
+  if (!finite(keys, floats) || !finite(values, floats))
+    return refuse("a restore holds numbers that are not finite");
   if (Status problem = cache_.grow(std::int64_t{start} + count)) return problem;
   cache_.restore(layer, start, count, keys, values);
   return std::nullopt;

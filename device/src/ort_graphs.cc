@@ -46,10 +46,12 @@ Status OrtGraphs::check() const {
     const std::vector<std::string> inputs = session.GetInputNames(), outputs = session.GetOutputNames();
     if (std::set<std::string>(inputs.begin(), inputs.end()) != wanted_in ||
         std::set<std::string>(outputs.begin(), outputs.end()) != wanted_out) {
-      return Error{"bad_graph", "a graph's inputs or outputs are not those of the bundle's sizes", "export it again"};
+      return Error{"bad_graph", "a graph's inputs or outputs are not those of the bundle's sizes",
+                   "export it again"};
     }
     for (std::size_t i = 0; i < inputs.size(); ++i) {
-      const auto wanted = inputs[i] == "input_ids" ? ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32 : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+      const auto wanted =
+          inputs[i] == "input_ids" ? ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32 : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
       const Ort::TypeInfo info = session.GetInputTypeInfo(i);
       if (info.GetTensorTypeAndShapeInfo().GetElementType() != wanted) {
         return Error{"bad_graph", "the graph's input " + inputs[i] + " has a number type this runner does not feed",
@@ -72,8 +74,9 @@ Ort::IoBinding OrtGraphs::bind(Ort::Session& session, int width, Cache& cache, P
     return Ort::Value::CreateTensor<float>(memory_, data, volume(shape), shape.data(), shape.size());
   };
   const Shape ids{1, t};
-  binding.BindInput("input_ids", Ort::Value::CreateTensor<std::int32_t>(
-                                     memory_, static_cast<std::int32_t*>(pass.ids.data()), volume(ids), ids.data(), 2));
+  binding.BindInput("input_ids",
+                    Ort::Value::CreateTensor<std::int32_t>(memory_, static_cast<std::int32_t*>(pass.ids.data()),
+                                                           volume(ids), ids.data(), 2));
   binding.BindInput("attention_mask", tensor(pass.mask.floats(), {1, 1, t, c + t}));
   binding.BindInput("position_ids_cos", tensor(pass.cos.floats(), {1, 1, t, dim / 2}));
   binding.BindInput("position_ids_sin", tensor(pass.sin.floats(), {1, 1, t, dim / 2}));

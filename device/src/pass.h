@@ -11,8 +11,8 @@
 namespace hexgraft {
 
 // What each of T rows sees; never a function of positions or slots. Bits are packed little end first, one row after
-// the other, each row in whole bytes: `rows` [T][ceil(T/8)] (empty: causal), `seen` [T][ceil(S/8)] over `slots` [S].
-// Every row sees slots 0..prefix-1 and itself; `seen` has the last word on the slots it names.
+// the other, each row in whole bytes: `rows` [T][ceil(T/8)] (empty: causal), `seen` [T][ceil(S/8)] over `slots`
+// [S]. Every row sees slots 0..prefix-1 and itself; `seen` has the last word on the slots it names.
 struct Visibility {
   std::int32_t prefix = 0;
   std::vector<std::uint8_t> rows;
@@ -27,7 +27,8 @@ class Pass {
 
   // Make room for `width` rows over `capacity` slots.
   void resize(int width, int capacity);
-  // Write all inputs. Rows from tokens.size() to width are pads: token 0, the first row's position, seeing themselves.
+  // Write all inputs. Rows from tokens.size() to width are pads: token 0, the first row's position, seeing
+  // themselves.
   void fill(int width, int capacity, const std::vector<std::int32_t>& tokens,
             const std::vector<std::int32_t>& positions, const Visibility& visible);
   // Changes whenever a buffer's address does.

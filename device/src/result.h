@@ -21,8 +21,8 @@ using Status = std::optional<Error>;
 template <class T>
 class Result {
  public:
-  Result(T value) : value_(std::move(value)) {}          // NOLINT: a value is a result
-  Result(Error error) : value_(std::move(error)) {}      // NOLINT: so is an error
+  Result(T value) : value_(std::move(value)) {}      // NOLINT: a value is a result
+  Result(Error error) : value_(std::move(error)) {}  // NOLINT: so is an error
   explicit operator bool() const { return value_.index() == 0; }
   T& operator*() { return std::get<0>(value_); }
   T* operator->() { return &std::get<0>(value_); }

@@ -57,7 +57,8 @@ bool top_tokens(const float* row, std::size_t vocab, std::size_t k, std::int32_t
   float bound = -HUGE_VALF;
   if (k < blocks) {
     std::vector<float> order = maxima;
-    std::nth_element(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(k) - 1, order.end(), std::greater<>());
+    std::nth_element(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(k) - 1, order.end(),
+                     std::greater<>());
     bound = order[k - 1];
   }
   std::vector<Candidate> best;

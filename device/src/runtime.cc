@@ -20,10 +20,16 @@ constexpr int kOldestApi = 22;
 constexpr const char* kQnn = "QNNExecutionProvider";
 
 // What a load may set of the QNN provider; paths stay the command line's business.
-const std::set<std::string> kHtpOptions{
-    "soc_model", "htp_arch", "device_id", "vtcm_mb", "htp_performance_mode", "rpc_control_latency",
-    "htp_graph_finalization_optimization_mode", "enable_htp_fp16_precision", "offload_graph_io_quantization",
-    "profiling_level"};
+const std::set<std::string> kHtpOptions{"soc_model",
+                                        "htp_arch",
+                                        "device_id",
+                                        "vtcm_mb",
+                                        "htp_performance_mode",
+                                        "rpc_control_latency",
+                                        "htp_graph_finalization_optimization_mode",
+                                        "enable_htp_fp16_precision",
+                                        "offload_graph_io_quantization",
+                                        "profiling_level"};
 
 // Memory the NPU reads without a copy, where the provider offers it.
 class SharedMemory : public Memory {
@@ -62,9 +68,7 @@ class GraphLoader {
   GraphLoader(Runtime& runtime, const LoadRequest& request, ModelFiles files)
       : runtime_(runtime), env_(runtime.environment_->env), request_(request), files_(std::move(files)) {}
 
-  Result<std::unique_ptr<Model>> load() {
-    return request_.provider == "cpu" ? load_cpu() : load_htp();
-  }
+  Result<std::unique_ptr<Model>> load() { return request_.provider == "cpu" ? load_cpu() : load_htp(); }
 
  private:
   // The symbolic file in one session, so that the weights are in memory once.
@@ -142,11 +146,12 @@ class GraphLoader {
     std::vector<GraphFile> kept;
     std::vector<int> widths;
     for (const GraphFile& file : files_.graphs) {
-      const bool wanted = request_.widths.empty() ||
-                          std::find(request_.widths.begin(), request_.widths.end(), file.width) != request_.widths.end();
+      const bool wanted = request_.widths.empty() || std::find(request_.widths.begin(), request_.widths.end(),
+                                                               file.width) != request_.widths.end();
       if (file.width == 0 || file.capacity == 0 || file.capacity > files_.sizes.context ||
           file.capacity != files_.graphs.front().capacity) {
-        return Error{"bad_graph", "an htp graph needs a fixed width and the capacity of all others", "export it again"};
+        return Error{"bad_graph", "an htp graph needs a fixed width and the capacity of all others",
+                     "export it again"};
       }
       if (wanted) kept.push_back(file), widths.push_back(file.width);
     }
@@ -214,7 +219,8 @@ Result<std::shared_ptr<Runtime>> Runtime::open(const RuntimePaths& paths) {
                  "start the runner with --ort PATH"};
   }
   void* symbol = dlsym(library, "OrtGetApiBase");
-  if (symbol == nullptr) return Error{"no_runtime", name + " is not ONNX Runtime", "start the runner with --ort PATH"};
+  if (symbol == nullptr)
+    return Error{"no_runtime", name + " is not ONNX Runtime", "start the runner with --ort PATH"};
   const OrtApiBase* base = reinterpret_cast<const OrtApiBase* (*)()>(symbol)();
   std::shared_ptr<Runtime> runtime(new Runtime());
   runtime->version_ = base->GetVersionString();

@@ -70,7 +70,8 @@ Visibility read_visibility(Fields& fields, const Sizes& sizes, std::size_t count
     if (!clean_padding(visible.seen, visible.slots.size())) fields.refuse("`seen` has bits beyond its last slot");
     std::vector<std::int32_t> sorted = visible.slots;
     std::sort(sorted.begin(), sorted.end());
-    if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) fields.refuse("`slots` names a slot twice");
+    if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end())
+      fields.refuse("`slots` names a slot twice");
   }
   return visible;
 }
@@ -156,7 +157,8 @@ Session::Answer Session::load(Fields& fields, const std::string& name) {
   if (fields.has("widths")) {
     const std::vector<std::int32_t> widths = fields.integers("widths", 1, 4096, 64);
     request.widths.assign(widths.begin(), widths.end());
-    if (widths.empty() || std::adjacent_find(widths.begin(), widths.end(), std::greater_equal<>()) != widths.end()) {
+    if (widths.empty() ||
+        std::adjacent_find(widths.begin(), widths.end(), std::greater_equal<>()) != widths.end()) {
       fields.refuse("`widths` must be ascending");
     }
   }
@@ -172,12 +174,18 @@ Session::Answer Session::load(Fields& fields, const std::string& name) {
   if (!loaded) return loaded.error();
   const Model& model = **loaded;
   const Sizes& sizes = model.sizes();
-  Json answer{{"vocab", sizes.vocab},         {"layers", sizes.layers},
-              {"kv_heads", sizes.kv_heads},   {"head_dim", sizes.head_dim},
-              {"hidden", sizes.hidden},       {"capacity", sizes.context},
-              {"max_width", sizes.max_width}, {"has_hidden", sizes.has_hidden},
-              {"provider", model.graphs().provider()}, {"memory", model.memory().name()},
-              {"threads", model.graphs().threads()},   {"affinity", current_affinity()}};
+  Json answer{{"vocab", sizes.vocab},
+              {"layers", sizes.layers},
+              {"kv_heads", sizes.kv_heads},
+              {"head_dim", sizes.head_dim},
+              {"hidden", sizes.hidden},
+              {"capacity", sizes.context},
+              {"max_width", sizes.max_width},
+              {"has_hidden", sizes.has_hidden},
+              {"provider", model.graphs().provider()},
+              {"memory", model.memory().name()},
+              {"threads", model.graphs().threads()},
+              {"affinity", current_affinity()}};
   answer["widths"] = sizes.widths.empty() ? Json() : Json(sizes.widths);
   models_[name] = std::move(*loaded);
   return answer;
@@ -203,8 +211,11 @@ Session::Answer Session::forward(Fields& fields, const std::string& name) {
   Result<PassTimes> pass = model.forward(tokens, positions, visible);
   if (!pass) return pass.error();
   if (history_.size() == kHistory) history_.erase(history_.begin());
-  history_.push_back({{"model", name}, {"count", pass->count}, {"width", pass->width},
-                      {"seconds", pass->runtime}, {"total", pass->total}});
+  history_.push_back({{"model", name},
+                      {"count", pass->count},
+                      {"width", pass->width},
+                      {"seconds", pass->runtime},
+                      {"total", pass->total}});
   return Json{{"count", pass->count}, {"width", pass->width}, {"seconds", pass->runtime}, {"total", pass->total}};
 }
 
@@ -326,11 +337,13 @@ Session::Answer Session::stats(Fields& fields, const std::string&) {
   for (const auto& [thread, cores] : thread_affinities()) threads[std::to_string(thread)] = cores;
   Json models = Json::object();
   for (const auto& [name, model] : models_) {
-    models[name] = {{"capacity", model->capacity()}, {"memory", model->memory().name()},
-                    {"provider", model->graphs().provider()}, {"threads", model->graphs().threads()}};
+    models[name] = {{"capacity", model->capacity()},
+                    {"memory", model->memory().name()},
+                    {"provider", model->graphs().provider()},
+                    {"threads", model->graphs().threads()}};
   }
-  return Json{{"passes", history_},         {"models", models},           {"memory", memory_stats()},
-              {"affinity", threads},        {"thermal", thermal_stats()}, {"frequency", frequency_stats()}};
+  return Json{{"passes", history_},  {"models", models},           {"memory", memory_stats()},
+              {"affinity", threads}, {"thermal", thermal_stats()}, {"frequency", frequency_stats()}};
 }
 
 Session::Answer Session::bye(Fields& fields, const std::string&) {

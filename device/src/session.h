@@ -6,10 +6,9 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
-
-#include <nlohmann/json.hpp>
 
 #include "fields.h"
 #include "frames.h"
@@ -67,7 +66,7 @@ class Session {
 
   Loader loader_;
   std::map<std::string, std::unique_ptr<Model>> models_;  // by the name the host gave
-  std::vector<Json> history_;  // times of recent passes, oldest first
+  std::vector<Json> history_;                             // times of recent passes, oldest first
   std::size_t answer_bytes_ = 0;
   bool finished_ = false;
 };

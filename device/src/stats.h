@@ -1,9 +1,8 @@
 // What the kernel tells of this process and this device, where it tells anything.
 #pragma once
 
-#include <string>
-
 #include <nlohmann/json.hpp>
+#include <string>
 
 namespace hexgraft {
 

@@ -8,7 +8,8 @@
 namespace hexgraft {
 
 // The cores this process may use whose top frequency is within 80 % of the fastest; all of them where the kernel
-// tells no frequency. Threads beyond the big cores slow a phone down many times over. `root` is "/sys" outside tests.
+// tells no frequency. Threads beyond the big cores slow a phone down many times over. `root` is "/sys" outside
+// tests.
 std::vector<int> big_cores(const std::string& root = "/sys");
 
 // Cores the calling thread may run on, read from the kernel.

@@ -12,12 +12,12 @@ inline int& failures() {
 
 }  // namespace hexgraft
 
-#define CHECK(condition)                                                               \
-  do {                                                                                 \
-    if (!(condition)) {                                                                \
-      std::fprintf(stderr, "%s:%d: not true: %s\n", __FILE__, __LINE__, #condition);   \
-      ++hexgraft::failures();                                                          \
-    }                                                                                  \
+#define CHECK(condition)                                                             \
+  do {                                                                               \
+    if (!(condition)) {                                                              \
+      std::fprintf(stderr, "%s:%d: not true: %s\n", __FILE__, __LINE__, #condition); \
+      ++hexgraft::failures();                                                        \
+    }                                                                                \
   } while (false)
 
 #define REPORT() (hexgraft::failures() == 0 ? 0 : 1)

@@ -10,15 +10,17 @@ int main() {
   Session session(fake_load);
   FrameReader reader(STDIN_FILENO);
   const FrameWriter writer(STDOUT_FILENO);
-  const Json hello{{"hello", "hexgraft"}, {"protocol", kProtocol},     {"version", "0.0.0"}, {"build", "fake"},
-                   {"pid", 1},            {"frame_limit", kFrameLimit}, {"providers", {"cpu"}}};
+  const Json hello{
+      {"hello", "hexgraft"},        {"protocol", kProtocol}, {"version", "0.0.0"}, {"build", "fake"}, {"pid", 1},
+      {"frame_limit", kFrameLimit}, {"providers", {"cpu"}}};
   writer.write(Json::to_msgpack(hello));
   Bytes message;
   while (!session.finished()) {
     const ReadOutcome outcome = reader.read(message);
     if (outcome == ReadOutcome::kEnd || outcome == ReadOutcome::kTruncated) return 0;
     const Error large{"too_large", "a frame passes the frame limit", "send less at a time"};
-    if (!writer.write(outcome == ReadOutcome::kTooLarge ? Session::answer_error(large) : session.answer(message))) return 1;
+    if (!writer.write(outcome == ReadOutcome::kTooLarge ? Session::answer_error(large) : session.answer(message)))
+      return 1;
   }
   return 0;
 }

@@ -1,15 +1,13 @@
 // Manifests that are read, and manifests that are refused.
-#include "bundle.h"
-
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <string>
 
-#include <nlohmann/json.hpp>
-
+#include "bundle.h"
 #include "check.h"
 
 using namespace hexgraft;
@@ -32,22 +30,34 @@ struct Folder {
     }
     ::rmdir(path.c_str());
   }
-  void write(const std::string& name, const std::string& content) const { std::ofstream(path + "/" + name) << content; }
+  void write(const std::string& name, const std::string& content) const {
+    std::ofstream(path + "/" + name) << content;
+  }
 };
 
 Json manifest() {
   return {{"format", 1},
           {"target",
-           {{"layers", 2}, {"hidden", 64}, {"kv_heads", 2}, {"head_dim", 16}, {"vocab", 320}, {"context", 512},
-            {"rope", {{"dim", 16}, {"frequencies", {1.0, .5, .25, .125, .06, .03, .015, .007}}, {"scale", 1.5}}}, {"widths", {1, 8}}, {"kv_dtype", "float32"},
+           {{"layers", 2},
+            {"hidden", 64},
+            {"kv_heads", 2},
+            {"head_dim", 16},
+            {"vocab", 320},
+            {"context", 512},
+            {"rope", {{"dim", 16}, {"frequencies", {1.0, .5, .25, .125, .06, .03, .015, .007}}, {"scale", 1.5}}},
+            {"widths", {1, 8}},
+            {"kv_dtype", "float32"},
             {"kv_layout", "key[kv_heads,1,head_dim,C] value[kv_heads,1,C,head_dim] past=C"},
-            {"mask_value", -100.0}, {"outputs_hidden", false},
-            {"graphs", {{{"file", "target/model.onnx"}, {"provider", "cpu"}, {"width", nullptr}, {"capacity", nullptr}}}}}},
+            {"mask_value", -100.0},
+            {"outputs_hidden", false},
+            {"graphs",
+             {{{"file", "target/model.onnx"}, {"provider", "cpu"}, {"width", nullptr}, {"capacity", nullptr}}}}}},
           {"draft", nullptr},
           {"files", {{"target/model.onnx", {{"size", 5}, {"sha256", "00"}}}}}};
 }
 
-std::string code(const Folder& folder, const Json& value, const std::string& role = "target", const std::string& provider = "cpu") {
+std::string code(const Folder& folder, const Json& value, const std::string& role = "target",
+                 const std::string& provider = "cpu") {
   folder.write("bundle.json", value.is_string() ? value.get<std::string>() : value.dump());
   Result<ModelFiles> files = read_model(folder.path, role, provider);
   return files ? "" : files.error().code;
@@ -66,7 +76,8 @@ int main() {
   CHECK(read_model(folder.path, "target", "cpu").error().code == "no_bundle");
   CHECK(code(folder, manifest()).empty());
   Result<ModelFiles> files = read_model(folder.path, "target", "cpu");
-  CHECK(files && files->sizes.max_width == 8 && files->sizes.frequencies.size() == 8 && files->sizes.rope_scale == 1.5 && files->graphs.size() == 1);
+  CHECK(files && files->sizes.max_width == 8 && files->sizes.frequencies.size() == 8 &&
+        files->sizes.rope_scale == 1.5 && files->graphs.size() == 1);
   CHECK(code(folder, manifest(), "draft") == "no_model");
   CHECK(code(folder, manifest(), "target", "htp") == "no_graph");
   CHECK(code(folder, "not json") == "bad_bundle");
@@ -88,7 +99,8 @@ int main() {
   CHECK(code(folder, with("/target/kv_layout", "other")) == "bad_bundle");
   CHECK(code(folder, with("/target/widths", Json::array({8, 1}))) == "bad_bundle");
   CHECK(code(folder, with("/target/graphs", 3)) == "no_graph");
-  for (const char* name : {"../model.onnx", "/etc/passwd", "target/../target/model.onnx", "target//model.onnx", "", "other.onnx"}) {
+  for (const char* name :
+       {"../model.onnx", "/etc/passwd", "target/../target/model.onnx", "target//model.onnx", "", "other.onnx"}) {
     Json escaping = with("/target/graphs/0/file", name);
     escaping["files"][name] = {{"size", 5}};
     if (std::string(name) == "other.onnx") escaping["files"].erase(name);

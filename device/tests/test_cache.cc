@@ -1,11 +1,10 @@
 // The cache against a plain map of (layer, head, place, slot) to numbers, over random stores, moves and growth.
-#include "cache.h"
-
 #include <map>
 #include <random>
 #include <tuple>
 #include <vector>
 
+#include "cache.h"
 #include "check.h"
 
 using namespace hexgraft;
@@ -56,8 +55,10 @@ void random_stores_and_moves() {
   }
   float next = 1;
   for (int round = 0; round < 40; ++round) {
-    for (Buffer& b : keys) for (std::size_t i = 0; i < b.count(); ++i) b.floats()[i] = next++;
-    for (Buffer& b : values) for (std::size_t i = 0; i < b.count(); ++i) b.floats()[i] = next++;
+    for (Buffer& b : keys)
+      for (std::size_t i = 0; i < b.count(); ++i) b.floats()[i] = next++;
+    for (Buffer& b : values)
+      for (std::size_t i = 0; i < b.count(); ++i) b.floats()[i] = next++;
     const int base = static_cast<int>(random() % 690);
     CHECK(!cache.grow(base + 8));
     const std::vector<std::int32_t> rows{4, 0, 2}, slots{base, base + 3, base + 1};
@@ -112,7 +113,8 @@ void growth_in_steps_and_back() {
 void save_and_restore() {
   const Sizes s = sizes();
   Cache cache(s, plain_memory(), 256), other(s, plain_memory(), 512);
-  for (int i = 0; i < 12 * 256; ++i) cache.keys(0)[i] = static_cast<float>(i), cache.values(0)[i] = static_cast<float>(-i);
+  for (int i = 0; i < 12 * 256; ++i)
+    cache.keys(0)[i] = static_cast<float>(i), cache.values(0)[i] = static_cast<float>(-i);
   std::vector<float> keys(12 * 9), values(12 * 9);
   cache.save(0, 3, 9, keys.data(), values.data());
   CHECK(keys[9] == 256 + 3 && values[0] == -3 * 4);

@@ -55,8 +55,8 @@ void causal_and_scratch_slots() {
   // Slot 2 is inside the prefix: what `seen` says of it counts.
   visible.slots = {15, 2, 16, 17, 18, 19, 10, 11, 12};
   visible.seen.assign(9 * 2, 0);
-  visible.seen[0] = 0b00000011;      // row 0 sees slots 15 and 2
-  visible.seen[2 * 8 + 1] = 0b1;     // row 8 sees slot 12
+  visible.seen[0] = 0b00000011;   // row 0 sees slots 15 and 2
+  visible.seen[2 * 8 + 1] = 0b1;  // row 8 sees slot 12
   pass.fill(9, 20, std::vector<std::int32_t>(9, 1), std::vector<std::int32_t>(9, 4), visible);
   for (int row = 0; row < 9; ++row) {
     for (int other = 0; other < 9; ++other) CHECK(sees(pass, 9, 20, row, 20 + other) == (other <= row));

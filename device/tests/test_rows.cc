@@ -1,6 +1,4 @@
 // Top-k and log-sum-exp against sorting and double precision, with ties, infinities and NaN.
-#include "rows.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -9,6 +7,7 @@
 #include <vector>
 
 #include "check.h"
+#include "rows.h"
 
 using namespace hexgraft;
 

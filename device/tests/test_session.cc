@@ -1,7 +1,5 @@
 // The verbs over a fake model: what they answer, what they refuse, and that refusals harm nothing. Ends with the
 // golden conversation that the host's tests hold against their own side.
-#include "session.h"
-
 #include <dirent.h>
 
 #include <algorithm>
@@ -12,6 +10,7 @@
 
 #include "check.h"
 #include "fake_model.h"
+#include "session.h"
 
 using namespace hexgraft;
 
@@ -36,10 +35,12 @@ std::string code(Session& session, const Json& operation) {
 }
 
 Json loaded(Session& session) {
-  return one(session, {{"op", "load"}, {"model", "target"}, {"role", "target"}, {"bundle", "fake"}, {"provider", "cpu"}});
+  return one(session,
+             {{"op", "load"}, {"model", "target"}, {"role", "target"}, {"bundle", "fake"}, {"provider", "cpu"}});
 }
 
-const Json kForward{{"op", "forward"}, {"model", "target"}, {"tokens", {5, 6, 7}}, {"positions", {0, 1, 1}}, {"prefix", 0}};
+const Json kForward{
+    {"op", "forward"}, {"model", "target"}, {"tokens", {5, 6, 7}}, {"positions", {0, 1, 1}}, {"prefix", 0}};
 
 Json changed(Json operation, const std::string& name, const Json& value) {
   operation[name] = value;
@@ -51,13 +52,14 @@ void a_round() {
   CHECK(code(session, kForward) == "not_loaded");
   const Json facts = loaded(session);
   CHECK(facts["vocab"] == 300 && facts["widths"].is_null() && facts["memory"] == "plain");
-  CHECK(code(session, {{"op", "rows"}, {"model", "target"}, {"want", "topk"}, {"k", 1}, {"log_sum", false}}) == "no_pass");
-  const Json answer = ask(session, Json::array({
-      kForward,
-      {{"op", "rows"}, {"model", "target"}, {"want", "topk"}, {"k", 2}, {"log_sum", true}},
-      {{"op", "rows"}, {"model", "target"}, {"want", "hidden"}, {"row", 2}},
-      {{"op", "store"}, {"model", "target"}, {"rows", {0, 2}}, {"slots", {0, 1}}},
-      {{"op", "save"}, {"model", "target"}, {"layer", 1}, {"start", 0}, {"count", 2}}}));
+  CHECK(code(session, {{"op", "rows"}, {"model", "target"}, {"want", "topk"}, {"k", 1}, {"log_sum", false}}) ==
+        "no_pass");
+  const Json answer = ask(
+      session, Json::array({kForward,
+                            {{"op", "rows"}, {"model", "target"}, {"want", "topk"}, {"k", 2}, {"log_sum", true}},
+                            {{"op", "rows"}, {"model", "target"}, {"want", "hidden"}, {"row", 2}},
+                            {{"op", "store"}, {"model", "target"}, {"rows", {0, 2}}, {"slots", {0, 1}}},
+                            {{"op", "save"}, {"model", "target"}, {"layer", 1}, {"start", 0}, {"count", 2}}}));
   CHECK(!answer.contains("error") && answer["results"].size() == 5);
   CHECK(answer["results"][0]["count"] == 3 && answer["results"][0]["width"] == 3);
   CHECK(answer["results"][1]["ids"].get_binary().size() == 3 * 2 * 4);
@@ -70,31 +72,42 @@ void a_round() {
 void refused_fields() {
   Session session(fake_load);
   loaded(session);
-  for (const Json& tokens : {Json::array({-1, 2, 3}), Json::array({1, 2, 300}), Json::array({1, 2.0, 3}), Json::array(),
-                             Json("abc"), Json(nullptr), Json::array({1, 2, 18446744073709551615U}),
+  for (const Json& tokens : {Json::array({-1, 2, 3}), Json::array({1, 2, 300}), Json::array({1, 2.0, 3}),
+                             Json::array(), Json("abc"), Json(nullptr), Json::array({1, 2, 18446744073709551615U}),
                              Json(std::vector<int>(33, 1)), Json::array({1, 2, "3"})}) {
     CHECK(code(session, changed(kForward, "tokens", tokens)) == "bad_field");
   }
   for (const Json& positions : {Json::array({0, 1}), Json::array({0, 1, 600}), Json::array({0, 1, -1})}) {
     CHECK(code(session, changed(kForward, "positions", positions)) == "bad_field");
   }
-  for (const Json& prefix : {Json(-1), Json(601), Json(1.5), Json(9223372036854775807), Json(18446744073709551615U)}) {
+  for (const Json& prefix :
+       {Json(-1), Json(601), Json(1.5), Json(9223372036854775807), Json(18446744073709551615U)}) {
     CHECK(code(session, changed(kForward, "prefix", prefix)) == "bad_field");
   }
   CHECK(code(session, changed(kForward, "visible", Json::binary({1, 1}))) == "bad_field");
   CHECK(code(session, changed(kForward, "visible", Json::binary({1, 1, 9}))) == "bad_field");  // a bit beyond row 2
   CHECK(code(session, changed(kForward, "slots", {1, 2})) == "bad_field");                     // no `seen`
   CHECK(code(session, changed(changed(kForward, "slots", {1, 1}), "seen", Json::binary({0, 0, 0}))) == "bad_field");
-  CHECK(code(session, changed(changed(kForward, "slots", {1, 600}), "seen", Json::binary({0, 0, 0}))) == "bad_field");
+  CHECK(code(session, changed(changed(kForward, "slots", {1, 600}), "seen", Json::binary({0, 0, 0}))) ==
+        "bad_field");
   CHECK(code(session, changed(changed(kForward, "slots", {1, 2}), "seen", Json::binary({0, 0, 4}))) == "bad_field");
   CHECK(code(session, changed(kForward, "extra", 1)) == "bad_field");
   CHECK(code(session, {{"op", "fly"}}) == "bad_op");
   CHECK(code(session, {{"op", 3}}) == "bad_op");
   CHECK(code(session, Json(3)) == "bad_op");
-  CHECK(code(session, {{"op", "load"}, {"model", "target"}, {"role", "other"}, {"bundle", "b"}, {"provider", "cpu"}}) == "bad_field");
-  CHECK(code(session, {{"op", "load"}, {"model", "draft"}, {"role", "draft"}, {"bundle", "missing"}, {"provider", "cpu"}}) == "no_bundle");
-  CHECK(code(session, {{"op", "load"}, {"model", "draft"}, {"role", "draft"}, {"bundle", std::string("a\0b", 3)}, {"provider", "cpu"}}) == "bad_field");
-  CHECK(code(session, {{"op", "load"}, {"model", ""}, {"role", "draft"}, {"bundle", "b"}, {"provider", "cpu"}}) == "bad_field");
+  CHECK(code(session,
+             {{"op", "load"}, {"model", "target"}, {"role", "other"}, {"bundle", "b"}, {"provider", "cpu"}}) ==
+        "bad_field");
+  CHECK(code(session,
+             {{"op", "load"}, {"model", "draft"}, {"role", "draft"}, {"bundle", "missing"}, {"provider", "cpu"}}) ==
+        "no_bundle");
+  CHECK(code(session, {{"op", "load"},
+                       {"model", "draft"},
+                       {"role", "draft"},
+                       {"bundle", std::string("a\0b", 3)},
+                       {"provider", "cpu"}}) == "bad_field");
+  CHECK(code(session, {{"op", "load"}, {"model", ""}, {"role", "draft"}, {"bundle", "b"}, {"provider", "cpu"}}) ==
+        "bad_field");
   CHECK(code(session, kForward).empty());  // none of it harmed the model
 }
 
@@ -124,19 +137,27 @@ void refused_slots_and_rows() {
   CHECK(store({0}, {0}) == "no_pass");
   std::vector<std::uint8_t> numbers(8 * 4);
   std::memcpy(numbers.data() + 4, "\0\0\xc0\x7f", 4);
-  const Json damaged{{"op", "restore"}, {"model", "target"}, {"layer", 0}, {"start", 0}, {"count", 1},
-                     {"keys", Json::binary(numbers)}, {"values", Json::binary(std::vector<std::uint8_t>(32))}};
+  const Json damaged{{"op", "restore"},
+                     {"model", "target"},
+                     {"layer", 0},
+                     {"start", 0},
+                     {"count", 1},
+                     {"keys", Json::binary(numbers)},
+                     {"values", Json::binary(std::vector<std::uint8_t>(32))}};
   CHECK(code(session, damaged) == "bad_field");
   CHECK(code(session, changed(damaged, "keys", Json::binary(std::vector<std::uint8_t>(31)))) == "bad_field");
   CHECK(code(session, changed(damaged, "keys", Json::binary(std::vector<std::uint8_t>(32)))).empty());
-  CHECK(code(session, {{"op", "save"}, {"model", "target"}, {"layer", 2}, {"start", 0}, {"count", 1}}) == "bad_field");
-  CHECK(code(session, {{"op", "save"}, {"model", "target"}, {"layer", 0}, {"start", 255}, {"count", 2}}) == "bad_field");
+  CHECK(code(session, {{"op", "save"}, {"model", "target"}, {"layer", 2}, {"start", 0}, {"count", 1}}) ==
+        "bad_field");
+  CHECK(code(session, {{"op", "save"}, {"model", "target"}, {"layer", 0}, {"start", 255}, {"count", 2}}) ==
+        "bad_field");
 }
 
 void many_models() {
   Session session(fake_load);
   for (int i = 0; i < 17; ++i) {
-    const Json load{{"op", "load"}, {"model", std::to_string(i)}, {"role", "draft"}, {"bundle", "b"}, {"provider", "cpu"}};
+    const Json load{
+        {"op", "load"}, {"model", std::to_string(i)}, {"role", "draft"}, {"bundle", "b"}, {"provider", "cpu"}};
     CHECK(code(session, load) == (i < 16 ? "" : "bad_field"));
   }
   CHECK(code(session, {{"op", "unload"}, {"model", "3"}}).empty());
@@ -152,8 +173,11 @@ void lists_stop_at_the_first_failure() {
   // A failed pass leaves no rows of the one before.
   CHECK(code(session, kForward).empty());
   CHECK(code(session, changed(kForward, "tokens", {1, 2, 299})).empty());
-  CHECK(code(session, {{"op", "rows"}, {"model", "target"}, {"want", "topk"}, {"k", 1}, {"log_sum", false}}) == "not_finite");
-  CHECK(code(session, {{"op", "rows"}, {"model", "target"}, {"want", "topk"}, {"k", 1}, {"rows", {1}}, {"log_sum", false}}).empty());
+  CHECK(code(session, {{"op", "rows"}, {"model", "target"}, {"want", "topk"}, {"k", 1}, {"log_sum", false}}) ==
+        "not_finite");
+  CHECK(code(session,
+             {{"op", "rows"}, {"model", "target"}, {"want", "topk"}, {"k", 1}, {"rows", {1}}, {"log_sum", false}})
+            .empty());
   answer = ask(session, Json::array({{{"op", "bye"}}, kForward}));
   CHECK(answer["error"]["code"] == "bad_op" && session.finished());
 }
@@ -164,7 +188,12 @@ void answers_that_would_not_fit() {
   CHECK(code(session, kForward).empty());
   Json operations = Json::array();
   for (int i = 0; i < 4096; ++i) {
-    operations.push_back({{"op", "rows"}, {"model", "target"}, {"want", "topk"}, {"k", 300}, {"rows", std::vector<int>(64, 1)}, {"log_sum", false}});
+    operations.push_back({{"op", "rows"},
+                          {"model", "target"},
+                          {"want", "topk"},
+                          {"k", 300},
+                          {"rows", std::vector<int>(64, 1)},
+                          {"log_sum", false}});
   }
   const Json answer = ask(session, operations);
   CHECK(answer["error"]["code"] == "too_large" && answer["results"].size() < 500);

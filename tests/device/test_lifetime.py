@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -73,6 +74,33 @@ def start(binary: Path, **popen: object) -> subprocess.Popen[bytes]:
     assert process.stdout is not None
     read_frame(process.stdout)
     return process  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_busy_runner_sees_its_socket_close(binary: Path, bundle: Bundle, whole: bool) -> None:
+    """A shell service hands out sockets, and may close one direction only."""
+    ours, theirs = socket.socketpair()
+    command = [str(binary), "--ort", str(find_ort())]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=subprocess.DEVNULL) as process:
+        theirs.close()
+        with ours, ours.makefile("rb") as answers:
+            read_frame(answers)
+            load = {
+                "op": "load",
+                "model": "m",
+                "role": "target",
+                "bundle": str(bundle.path),
+                "provider": "cpu",
+            }
+            ours.sendall(pack_frame({"id": 1, "ops": [load] * 4000}))
+            time.sleep(0.1)
+            assert process.poll() is None
+            if whole:
+                answers.close()
+                ours.close()
+            else:
+                ours.shutdown(socket.SHUT_WR)
+            assert process.wait(timeout=2) == 3
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 import subprocess
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
 from conftest import built
+
+from hexgraft.host.wire import PROTOCOL, pack_frame
 
 ROOT = Path(__file__).resolve().parents[2]
 DEVICE = ROOT / "device"
@@ -58,10 +61,21 @@ def test_files_are_of_readable_size() -> None:
     assert {file.name: lines for file, lines in sizes.items() if lines > 400} == {}
 
 
+def test_documented_bytes_are_those_of_a_request() -> None:
+    documented = (DEVICE / "PROTOCOL.md").read_text()
+    block = documented.split("The smallest request")[1].split("```")[1]
+    pairs: list[str] = []
+    for line in block.splitlines():
+        pairs += takewhile(re.compile(r"[0-9a-f]{2}").fullmatch, line.split())
+    assert bytes.fromhex("".join(pairs)) == pack_frame({"id": 1, "ops": [{"op": "stats"}]})
+
+
 def test_every_operation_is_documented() -> None:
     documented = (DEVICE / "PROTOCOL.md").read_text()
     verbs = re.findall(r'\{"(\w+)", &Session::\w+\}', (DEVICE / "src" / "session.cc").read_text())
     assert len(verbs) == 11
+    assert f"Version **{PROTOCOL}**" in documented
+    assert f"kProtocol = {PROTOCOL};" in (DEVICE / "src" / "session.h").read_text()
     for verb in verbs:
         assert f"### `{verb}`" in documented
     codes = set()
