@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hexgraft.host.adb.session import DeviceOptions, open_device_session
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cpu_session import CpuSession
 from hexgraft.host.runner_session import open_local_session
 from hexgraft.host.session import Session
 from hexgraft.models.errors import UsageError
 
-BACKENDS = ("cpu", "runner")
+BACKENDS = ("cpu", "runner", "device")
 
 
 def parse_width_option(option: str | None, bundle: Bundle) -> tuple[int, ...] | None:
@@ -38,11 +39,23 @@ def open_session(
     widths: Sequence[int] | None = None,
     whole: bool = False,
     threads: int = 0,
+    provider: str = "cpu",
+    phone: DeviceOptions | None = None,
 ) -> Session:
     """A session of the bundle's "target" or "draft"; `whole` allocates the whole context at once, as phones
-    do."""
+    do. `provider` is what a runner computes with. `phone` says which one "device" is, if the environment
+    does not."""
     if backend == "cpu":
+        if provider != "cpu":
+            raise UsageError(
+                f"--backend cpu has no provider {provider}", "add --backend runner or --backend device"
+            )
         return CpuSession(bundle, role, widths=widths, whole=whole, threads=threads)
     if backend == "runner":
-        return open_local_session(bundle, role, widths=widths, whole=whole, threads=threads)
+        return open_local_session(
+            bundle, role, provider=provider, widths=widths, whole=whole, threads=threads
+        )
+    if backend == "device":
+        phone = phone or DeviceOptions.from_environment(provider)
+        return open_device_session(bundle, role, phone, widths=widths, whole=whole, threads=threads)
     raise UsageError(f"unknown backend {backend!r}", f"one of: {', '.join(BACKENDS)}")

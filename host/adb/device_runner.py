@@ -117,7 +117,7 @@ class DeviceRunner:
         last = next((line for line in reversed(self._lines) if line.strip()), "")
         return f"{how}; it said: {last}" if last else how
 
-    def close(self, patience: float = 3.0) -> None:
+    def close(self, patience: float = 1.0) -> None:
         """End the runner: ask, hang up, kill by its number if it still runs. A lost link is no error here."""
         try:
             with contextlib.suppress(DeviceError):

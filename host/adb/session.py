@@ -1,15 +1,18 @@
-"""Sessions on a phone: the bundle and the runner are there, and one runner serves target and draft."""
+"""Sessions on a phone: the bundle and the runner are put there, and one runner serves target and draft."""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from hexgraft.host.adb.device_runner import DeviceRunner
-from hexgraft.host.adb.errors import Unfit
+from hexgraft.host.adb.errors import DeviceError, Unfit
 from hexgraft.host.adb.facts import gather
 from hexgraft.host.adb.phone import ROOT, Phone, open_phone
-from hexgraft.host.adb.push import Progress, Pusher
+from hexgraft.host.adb.push import Progress, Pushed, Pusher
 from hexgraft.host.adb.release import Release, find_release
 from hexgraft.host.adb.store import Folder, Piece
 from hexgraft.host.bundle import Bundle
@@ -20,39 +23,48 @@ from hexgraft.models.errors import UsageError
 PROVIDERS = ("cpu", "htp")
 
 
+def _nothing(*said: object) -> None:
+    """Where nobody wants to know."""
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceOptions:
-    """Which phone, which folder on it, what computes there, and whether its screen stays on meanwhile."""
+    """Which phone, which folder on it, what computes there, and whether its screen stays on meanwhile.
+
+    `progress` is told of files being pushed, `note` of every line the runner logs.
+    """
 
     serial: str | None = None
     root: str = ROOT
     provider: str = "cpu"
     stay_awake: bool = True
+    progress: Progress = field(default=_nothing, compare=False)
+    note: Callable[[str], None] = field(default=_nothing, compare=False)
+
+    @classmethod
+    def from_environment(cls, provider: str = "cpu") -> DeviceOptions:
+        """What ANDROID_SERIAL and HEXGRAFT_DEVICE_ROOT say."""
+        return cls(
+            os.environ.get("ANDROID_SERIAL") or None, os.environ.get("HEXGRAFT_DEVICE_ROOT") or ROOT, provider
+        )
 
 
 class DevicePlace:
     """A phone with a bundle on it and a runner at work. Sessions of both roles share the runner.
 
-    Everything missing is pushed first; `progress` is told of it, `note` of what the runner logs.
+    Everything missing is pushed first.
     """
 
-    def __init__(
-        self,
-        bundle: Bundle,
-        options: DeviceOptions,
-        *,
-        progress: Progress = lambda what, done, total: None,
-        note: Callable[[str], None] = lambda line: None,
-    ) -> None:
+    def __init__(self, bundle: Bundle, options: DeviceOptions) -> None:
         if options.provider not in PROVIDERS:
             raise UsageError(f"unknown provider {options.provider!r}", f"one of: {', '.join(PROVIDERS)}")
         self.bundle = bundle
         self.options = options
-        self._progress = progress
-        self._note = note
         self.phone: Phone = open_phone(options.serial, options.root)
         self.release: Release = self._release()
         self._runner: DeviceRunner | None = None
+        self.users = 0
+        """Sessions that use the runner."""
 
     def _release(self) -> Release:
         facts = gather(self.phone)
@@ -63,31 +75,27 @@ class DevicePlace:
             )
         return find_release(facts.target, qnn=self.options.provider == "htp")
 
+    def push(self) -> Pushed:
+        """Put on the phone what it lacks."""
+        pusher = Pusher(self.phone, self.options.progress)
+        pusher.push(bundle_folder(self.bundle))
+        return pusher.push(self.release.folder)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the runner runs, as far as is known without asking."""
+        return self._runner is not None and not self._runner.stream.ended
+
     @property
     def runner(self) -> DeviceRunner:
         """The runner, started now if it does not run."""
         if self._runner is None:
-            pusher = Pusher(self.phone, self._progress)
-            for folder in (bundle_folder(self.bundle), self.release.folder):
-                pusher.push(folder)
+            self.push()
+            options = self.options
             self._runner = DeviceRunner(
-                self.phone, self.release, stay_awake=self.options.stay_awake, note=self._note
+                self.phone, self.release, stay_awake=options.stay_awake, note=options.note
             )
         return self._runner
-
-    def session(
-        self, role: str, *, widths: Sequence[int] | None = None, whole: bool = False, threads: int = 0
-    ) -> RunnerSession:
-        """A session of "target" or "draft"."""
-        return RunnerSession(
-            self.runner.connection,
-            bundle_folder(self.bundle).name,
-            role,
-            provider=self.options.provider,
-            widths=widths,
-            whole=whole,
-            threads=threads,
-        )
 
     def close(self) -> None:
         """End the runner; the files stay for the next run."""
@@ -105,3 +113,70 @@ def bundle_folder(bundle: Bundle) -> Folder:
     }
     pieces[MANIFEST] = Piece(manifest, manifest.stat().st_size, bundle.digest)
     return Folder("bundles", bundle.digest, pieces)
+
+
+class DeviceSession(RunnerSession):
+    """A model on a phone. Closing the last session of a place ends its runner."""
+
+    def __init__(
+        self,
+        place: DevicePlace,
+        role: str,
+        *,
+        widths: Sequence[int] | None = None,
+        whole: bool = False,
+        threads: int = 0,
+    ) -> None:
+        provider = place.options.provider
+        super().__init__(
+            place.runner.connection,
+            bundle_folder(place.bundle).name,
+            role,
+            provider=provider,
+            widths=widths,
+            whole=whole,
+            threads=threads,
+        )
+        self.spec = replace(self.spec, provider="device" if provider == "cpu" else f"device-{provider}")
+        self._place: DevicePlace | None = place
+        place.users += 1
+
+    def close(self) -> None:
+        place, self._place = self._place, None
+        if place is None:
+            return
+        with contextlib.suppress(DeviceError):  # a phone that is gone has nothing left to unload
+            super().close()
+        place.users -= 1
+        if place.users == 0:
+            place.close()
+
+
+_places: dict[tuple[str, DeviceOptions], DevicePlace] = {}
+
+
+def open_device_session(
+    bundle: Bundle,
+    role: str,
+    options: DeviceOptions | None = None,
+    *,
+    widths: Sequence[int] | None = None,
+    whole: bool = False,
+    threads: int = 0,
+) -> DeviceSession:
+    """A session on a phone. Another one of the same bundle and options shares its runner, since a phone runs
+    one at a time; whatever is still open when this process exits is ended then."""
+    options = options or DeviceOptions.from_environment()
+    key = (bundle.digest, options)
+    place = _places.get(key)
+    if place is None or not place.alive:
+        place = _places[key] = DevicePlace(bundle, options)
+    return DeviceSession(place, role, widths=widths, whole=whole, threads=threads)
+
+
+@atexit.register
+def close_places() -> None:
+    """End every runner this process started on phones."""
+    while _places:
+        _, place = _places.popitem()
+        place.close()

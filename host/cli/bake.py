@@ -7,9 +7,15 @@ from typing import Any
 
 import click
 
-from hexgraft.host.backends import open_session, parse_width_option
 from hexgraft.host.cli.console import print_json, say
-from hexgraft.host.cli.options import open_checked, place_of, read_text, session_options, verify_option
+from hexgraft.host.cli.options import (
+    open_checked,
+    open_role,
+    place_of,
+    read_text,
+    session_options,
+    verify_option,
+)
 from hexgraft.host.prefix import bake as bake_prefix
 from hexgraft.host.prefix import system_tokens, write_prefix
 from hexgraft.host.text import TextCodec
@@ -43,14 +49,7 @@ def bake(bundle: Path, file: Path, output: Path, as_json: bool, **options: Any) 
         raise UsageError(f"the system message in {file} is empty", f"write one into {file}")
     opened = open_checked(bundle, options["no_verify"])
     tokens = system_tokens(TextCodec(opened), system)
-    session = open_session(
-        opened,
-        "target",
-        options["backend"],
-        widths=parse_width_option(options["widths"], opened),
-        whole=options["widths"] == "bundle",
-        threads=options["threads"],
-    )
+    session = open_role(opened, "target", options)
     write_prefix(output, bake_prefix(session, tokens, system, place_of(opened, options)))
     size = output.stat().st_size
     if as_json:

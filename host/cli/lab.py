@@ -10,10 +10,9 @@ from typing import Any
 import click
 from rich.table import Table
 
-from hexgraft.host.backends import open_session, parse_width_option
 from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.cli.console import print_json, say, stdout, token_progress
-from hexgraft.host.cli.options import sampling_options, session_options, take_sampling
+from hexgraft.host.cli.options import open_role, sampling_options, session_options, take_sampling
 from hexgraft.host.decode import DecodeOptions
 from hexgraft.host.drafters.base import Drafter
 from hexgraft.host.drafters.registry import DRAFTERS, make_drafter
@@ -59,13 +58,9 @@ def lab(bundle: Path, **options: Any) -> None:
     sizes = _sizes(options["sizes"])
     names = _drafters(options["drafters"], opened)
     prompts = _prompts(options["prompts"], options["category"])
-    widths = parse_width_option(options["widths"], opened)
 
     def session(role: str) -> Session:
-        whole = options["widths"] == "bundle"
-        return open_session(
-            opened, role, options["backend"], widths=widths, whole=whole, threads=options["threads"]
-        )
+        return open_role(opened, role, options)
 
     target = session("target")
     stops = frozenset(opened.manifest.tokenizer.stop_tokens)

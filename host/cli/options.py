@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
+from hexgraft.host.adb.session import PROVIDERS, DeviceOptions
 from hexgraft.host.backends import BACKENDS, open_session, parse_width_option
 from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.cli.console import bytes_progress
@@ -61,6 +64,19 @@ session_options = _all(
         "Default: any width.",
     ),
     click.option("--threads", default=0, help="CPU threads; 0 for one a core."),
+    click.option(
+        "--provider",
+        type=click.Choice(PROVIDERS),
+        default="cpu",
+        show_default=True,
+        help="With --backend runner or device: what computes there; htp is the NPU.",
+    ),
+    click.option(
+        "-s", "--serial", envvar="ANDROID_SERIAL", help="With --backend device: which phone, if several."
+    ),
+    click.option(
+        "--no-stay-awake", is_flag=True, help="With --backend device: let the screen go off meanwhile."
+    ),
 )
 """Where and how graphs run."""
 
@@ -144,6 +160,35 @@ def open_checked(path: Path, no_verify: bool) -> Bundle:
     return bundle
 
 
+def open_role(bundle: Bundle, role: str, options: dict[str, Any]) -> Session:
+    """The session of "target" or "draft", as the options of `session_options` say."""
+    with ExitStack() as stack:
+        bar: Callable[[str, int, int], None] | None = None
+
+        def pushing(what: str, done: int, total: int) -> None:
+            nonlocal bar
+            if bar is None:
+                bar = stack.enter_context(bytes_progress())
+            bar(what, done, total)
+
+        phone = replace(
+            DeviceOptions.from_environment(options["provider"]),
+            serial=options["serial"],
+            stay_awake=not options["no_stay_awake"],
+            progress=pushing,
+        )
+        return open_session(
+            bundle,
+            role,
+            options["backend"],
+            widths=parse_width_option(options["widths"], bundle),
+            whole=options["widths"] == "bundle",
+            threads=options["threads"],
+            provider=options["provider"],
+            phone=phone,
+        )
+
+
 def place_of(bundle: Bundle, options: dict[str, Any]) -> Place:
     """Where the target's cache is computed, by the options of `session_options`."""
     widths = options["widths"]
@@ -178,20 +223,10 @@ def open_decoder(bundle: Bundle, codec: TextCodec, answer: AnswerText, options: 
         logprobs=options.get("logprobs"),
         sampling=sampling,
     )
-    widths = parse_width_option(options["widths"], bundle)
-
-    def session(role: str) -> Session:
-        return open_session(
-            bundle,
-            role,
-            options["backend"],
-            widths=widths,
-            whole=options["widths"] == "bundle",
-            threads=options["threads"],
-        )
-
-    drafter = _drafter(name, bundle, codec, options, lambda: session("draft"), sampling, verifier)
-    return Decoder(session("target"), drafter, decode, verifier, answer.ends)
+    drafter = _drafter(
+        name, bundle, codec, options, lambda: open_role(bundle, "draft", options), sampling, verifier
+    )
+    return Decoder(open_role(bundle, "target", options), drafter, decode, verifier, answer.ends)
 
 
 def _drafter_name(bundle: Bundle, options: dict[str, Any]) -> str:

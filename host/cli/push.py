@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from hexgraft.host.adb.push import Pusher, megabytes
+from hexgraft.host.adb.push import megabytes
 from hexgraft.host.adb.session import PROVIDERS, DeviceOptions, DevicePlace, bundle_folder
 from hexgraft.host.bundle import open_bundle
 from hexgraft.host.cli.console import bytes_progress, print_json, say
@@ -32,11 +32,8 @@ def push(bundle: Path, serial: str | None, root: str, provider: str, as_json: bo
     """
     opened = open_bundle(bundle)
     with bytes_progress() as update:
-        place = DevicePlace(opened, DeviceOptions(serial, root, provider), progress=update)
-        pusher = Pusher(place.phone, update)
-        for folder in (bundle_folder(opened), place.release.folder):
-            pusher.push(folder)
-    done = pusher.pushed
+        place = DevicePlace(opened, DeviceOptions(serial, root, provider, progress=update))
+        done = place.push()
     path = f"{place.phone.root}/{bundle_folder(opened).name}"
     if as_json:
         print_json(
