@@ -10,6 +10,7 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
+from hexgraft.host.adb.session import PROVIDERS
 from hexgraft.host.backends import BACKENDS
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cli.console import print_json, say, stdout, token_progress
@@ -51,6 +52,7 @@ _BEFORE = 16
 @click.option("-f", "--file", type=click.Path(path_type=Path), help="BUNDLE only: a file with the prompt.")
 @click.option("--raw", is_flag=True, help="Feed the prompt as it is, without the chat template.")
 @click.option("--with-backend", type=click.Choice(BACKENDS), help="The second session. Default: --backend.")
+@click.option("--with-provider", type=click.Choice(PROVIDERS), help="Its provider. Default: --provider.")
 @click.option("--with-widths", help="The second session's widths. Default: any width.")
 @click.option(
     "--noise",
@@ -108,13 +110,14 @@ def _both(path: Path, prompt: str, options: dict[str, Any]) -> tuple[Trace, Trac
     codec = TextCodec(bundle)
     raw = options["raw"] or not codec.has_template
     ids = codec.encode_raw(prompt) if raw else codec.encode_chat([{"role": "user", "content": prompt}])
-    backend, widths = options["with_backend"] or options["backend"], options["with_widths"]
-    if (backend, widths) == (options["backend"], options["widths"]):
+    second = {
+        "backend": options["with_backend"] or options["backend"],
+        "provider": options["with_provider"] or options["provider"],
+        "widths": options["with_widths"],
+    }
+    if all(options[name] == value for name, value in second.items()):
         say("note: both sessions are the same; choose another with --with-backend or --with-widths")
-    traces = []
-    for own in ({}, {"backend": backend, "widths": widths}):
-        traces.append(_decode(bundle, codec, ids, options | own))
-    return traces[0], traces[1]
+    return _decode(bundle, codec, ids, dict(options)), _decode(bundle, codec, ids, options | second)
 
 
 def _decode(bundle: Bundle, codec: TextCodec, ids: list[int], options: dict[str, Any]) -> Trace:

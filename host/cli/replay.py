@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import click
 from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from hexgraft.host.backends import BACKENDS, open_session, parse_width_option
+from hexgraft.host.adb.session import PROVIDERS
+from hexgraft.host.backends import BACKENDS
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cache_check import NOISE, CacheCheck, Damage
 from hexgraft.host.cli.console import print_json, say, stdout
-from hexgraft.host.cli.options import open_checked, verify_option
+from hexgraft.host.cli.options import open_checked, open_role, verify_option
 from hexgraft.host.cli.tree_view import visible
 from hexgraft.host.replay import Figures
 from hexgraft.host.replay_report import Report, replay_trace
@@ -28,10 +30,14 @@ from hexgraft.models.errors import FAILED, UsageError
 @click.argument("trace", type=click.Path(path_type=Path))
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--backend", type=click.Choice(BACKENDS), help="What to look into. Default: as traced.")
+@click.option("--provider", type=click.Choice(PROVIDERS), help="What computes there. Default: as traced.")
 @click.option("--widths", help="Its widths: `bundle`, numbers, or `any`. Default: as traced.")
 @click.option("--reference", type=click.Choice(BACKENDS), default="cpu", show_default=True)
+@click.option("--reference-provider", type=click.Choice(PROVIDERS), default="cpu", show_default=True)
 @click.option("--reference-widths", help="The reference's widths. Default: those of the other.")
 @click.option("--threads", default=0, help="CPU threads; 0 for one a core.")
+@click.option("-s", "--serial", envvar="ANDROID_SERIAL", help="With device: which phone, if several.")
+@click.option("--no-stay-awake", is_flag=True, help="With device: let the screen go off meanwhile.")
 @click.option(
     "--check-cache", is_flag=True, help="After every pass compare the caches; name the first damaged cell."
 )
@@ -41,20 +47,7 @@ from hexgraft.models.errors import FAILED, UsageError
 @click.option("--worst", default=5, show_default=True, type=click.IntRange(min=0), help="Rows to list.")
 @verify_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with every row of every tree.")
-def replay(
-    trace: Path,
-    bundle: Path,
-    backend: str | None,
-    widths: str | None,
-    reference: str,
-    reference_widths: str | None,
-    threads: int,
-    check_cache: bool,
-    cache_noise: float,
-    worst: int,
-    no_verify: bool,
-    as_json: bool,
-) -> int:
+def replay(trace: Path, bundle: Path, as_json: bool, **options: Any) -> int:
     """Force the passes of TRACE through two sessions of BUNDLE and compare their logits row by row.
 
     Nothing is chosen anew, so sessions of any precision can be compared. Exit code 1 if a cache is damaged or
@@ -66,38 +59,30 @@ def replay(
       hexgraft replay letter.jsonl smollm2 --widths bundle --reference-widths any --check-cache
     """
     recorded = read_trace(trace)
-    opened = open_checked(bundle, no_verify)
+    opened = open_checked(bundle, options["no_verify"])
     header = recorded.header
-    _check(header, opened, backend)
-    other_backend = backend or header.backend
-    if reference_widths is None:
-        reference_widths = widths
-    other = _open(opened, other_backend, widths, header, threads)
-    against = _open(opened, reference, reference_widths, header, threads)
-    check = CacheCheck(against, other, cache_noise) if check_cache else None
+    _check(header, opened)
+    ours, theirs = _sides(header, opened, options)
+    other = open_role(opened, "target", theirs)
+    against = open_role(opened, "target", ours)
+    check = CacheCheck(against, other, options["cache_noise"]) if options["check_cache"] else None
     try:
-        report = replay_trace(recorded, against, other, worst=worst, check=check)
+        report = replay_trace(recorded, against, other, worst=options["worst"], check=check)
     finally:
         other.close()
         against.close()
     if as_json:
-        print_json(
-            {
-                "bundle": opened.digest,
-                "reference": {"backend": reference, "widths": _width_list(against)},
-                "other": {"backend": other_backend, "widths": _width_list(other)},
-                "cut_off": recorded.end is None,
-                **report.as_dict(),
-            }
-        )
+        sides = {"reference": _as_dict(against), "other": _as_dict(other)}
+        cut = recorded.end is None
+        print_json({"bundle": opened.digest, **sides, "cut_off": cut, **report.as_dict()})
     else:
         if recorded.end is None:
             say(f"{trace} was cut off after {len(recorded.rounds)} rounds: replaying those")
-        _show(report, recorded, f"{other_backend}, {_words(other)}", f"{reference}, {_words(against)}")
+        _show(report, recorded, _words(other), _words(against))
     return 0 if report.sound else FAILED
 
 
-def _check(header: Header, bundle: Bundle, backend: str | None) -> None:
+def _check(header: Header, bundle: Bundle) -> None:
     if header.vocab_hash != bundle.manifest.tokenizer.vocab_hash:
         raise UsageError(
             f"the trace is of {header.target}, whose vocabulary is not that of this bundle "
@@ -109,28 +94,47 @@ def _check(header: Header, bundle: Bundle, backend: str | None) -> None:
             f"note: the trace was recorded with another bundle, {header.bundle[:12]}; "
             f"this is {bundle.digest[:12]}"
         )
-    if backend is None and header.backend not in BACKENDS:
+
+
+def _sides(header: Header, bundle: Bundle, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options of `open_role` for the reference and the other, what was not given taken from the
+    trace."""
+    backend, provider = header.place
+    if options["backend"] is None and backend not in BACKENDS:
         raise UsageError(
             f"the trace was recorded on {header.backend!r}, which cannot be opened here",
             f"choose with --backend: {', '.join(BACKENDS)}",
         )
+    if options["backend"] is not None:
+        provider = "cpu"
+    traced = None if header.widths is None else ",".join(map(str, header.widths))
+    if header.whole and header.widths == sorted(bundle.target.widths):
+        traced = "bundle"
+    widths = options["widths"] or traced
+    against = options["reference_widths"] or widths
+    other = {
+        "backend": options["backend"] or backend,
+        "provider": options["provider"] or provider,
+        "widths": None if widths == "any" else widths,
+    }
+    reference = {
+        "backend": options["reference"],
+        "provider": options["reference_provider"],
+        "widths": None if against == "any" else against,
+    }
+    return options | reference, options | other
 
 
-def _open(bundle: Bundle, backend: str, widths: str | None, header: Header, threads: int) -> Session:
-    chosen, whole = header.widths, header.whole
-    if widths is not None:
-        parsed = parse_width_option(None if widths == "any" else widths, bundle)
-        chosen, whole = list(parsed) if parsed else None, widths == "bundle"
-    return open_session(bundle, "target", backend, widths=chosen, whole=whole, threads=threads)
-
-
-def _width_list(session: Session) -> list[int] | None:
-    return list(session.spec.widths) if session.spec.widths else None
+def _as_dict(session: Session) -> dict[str, Any]:
+    widths = session.spec.widths
+    return {"backend": session.spec.provider, "widths": list(widths) if widths else None}
 
 
 def _words(session: Session) -> str:
-    widths = _width_list(session)
-    return "any width" if widths is None else "widths " + ",".join(map(str, widths))
+    widths = session.spec.widths
+    return f"{session.spec.provider}, " + (
+        "any width" if widths is None else "widths " + ",".join(map(str, widths))
+    )
 
 
 def _show(report: Report, trace: Trace, other: str, reference: str) -> None:
@@ -138,11 +142,17 @@ def _show(report: Report, trace: Trace, other: str, reference: str) -> None:
     out.print(f"{other}, against {reference}:\n")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("", no_wrap=True)
-    for column in ("rows", "argmax", "mean KL", "max KL", "max error", "SQNR dB", "perplexities"):
+    for column in ("rows", "argmax", "mean KL", "max KL", "max error", "SQNR dB"):
         table.add_column(column, justify="right", no_wrap=True)
     for name, figures in (*report.phases.items(), ("all", report.total)):
         table.add_row(name, *_cells(figures), end_section=name != "all" and name == list(report.phases)[-1])
     out.print(table)
+    perplexity = report.total.perplexity
+    if not math.isnan(perplexity[0]):
+        out.print(
+            f"Perplexity of the forced tokens: {perplexity[0]:.6g} by the reference, "
+            f"{perplexity[1]:.6g} by the other."
+        )
     if report.total.max_error == 0 and not report.total.not_finite:
         out.print("Every logit is the same.")
     elif report.worst:
@@ -160,7 +170,6 @@ def _show(report: Report, trace: Trace, other: str, reference: str) -> None:
 
 
 def _cells(figures: Figures) -> list[str]:
-    reference, other = figures.perplexity
     return [
         str(figures.rows),
         f"{100 * figures.agreement:.2f}%",
@@ -168,7 +177,6 @@ def _cells(figures: Figures) -> list[str]:
         _small(figures.max_kl),
         _small(figures.max_error),
         "exact" if math.isinf(figures.sqnr_db) else f"{figures.sqnr_db:.1f}",
-        "–" if math.isnan(other) else f"{reference:.3g} {other:.3g}",
     ]
 
 
