@@ -52,8 +52,8 @@ _BEFORE = 16
 @click.option("-f", "--file", type=click.Path(path_type=Path), help="BUNDLE only: a file with the prompt.")
 @click.option("--raw", is_flag=True, help="Feed the prompt as it is, without the chat template.")
 @click.option("--with-backend", type=click.Choice(BACKENDS), help="The second session. Default: --backend.")
-@click.option("--with-provider", type=click.Choice(PROVIDERS), help="Its provider. Default: --provider.")
-@click.option("--with-widths", help="The second session's widths. Default: any width.")
+@click.option("--with-provider", type=click.Choice(PROVIDERS), help="Its provider. Default: cpu, or as the first.")
+@click.option("--with-widths", help="Its widths: `bundle`, numbers, or `any`, the default.")
 @click.option(
     "--noise",
     type=click.FloatRange(min=0),
@@ -112,8 +112,8 @@ def _both(path: Path, prompt: str, options: dict[str, Any]) -> tuple[Trace, Trac
     ids = codec.encode_raw(prompt) if raw else codec.encode_chat([{"role": "user", "content": prompt}])
     second = {
         "backend": options["with_backend"] or options["backend"],
-        "provider": options["with_provider"] or options["provider"],
-        "widths": options["with_widths"],
+        "provider": options["with_provider"] or ("cpu" if options["with_backend"] else options["provider"]),
+        "widths": None if options["with_widths"] == "any" else options["with_widths"],
     }
     if all(options[name] == value for name, value in second.items()):
         say("note: both sessions are the same; choose another with --with-backend or --with-widths")

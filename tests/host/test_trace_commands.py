@@ -176,7 +176,9 @@ def test_compare_runs_a_bundle_on_two_sessions(bundle: Path) -> None:
     assert done.code == 0
     assert done.stdout == "identical: all 20 tokens are the same\n"
     assert "both sessions are the same" not in done.stderr
-    same = Outcome("compare", bundle, "-p", TEXT, "--raw", "--max-tokens", 5, "--json")
+    same = Outcome(
+        "compare", bundle, "-p", TEXT, "--raw", "--max-tokens", 5, "--json", "--with-widths", "any"
+    )
     assert same.json["verdict"] == "identical"
     assert same.json["tokens"] == [5, 5]
     assert "both sessions are the same" in same.stderr
