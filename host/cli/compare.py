@@ -52,7 +52,9 @@ _BEFORE = 16
 @click.option("-f", "--file", type=click.Path(path_type=Path), help="BUNDLE only: a file with the prompt.")
 @click.option("--raw", is_flag=True, help="Feed the prompt as it is, without the chat template.")
 @click.option("--with-backend", type=click.Choice(BACKENDS), help="The second session. Default: --backend.")
-@click.option("--with-provider", type=click.Choice(PROVIDERS), help="Its provider. Default: cpu, or as the first.")
+@click.option(
+    "--with-provider", type=click.Choice(PROVIDERS), help="Its provider. Default: cpu, or as the first."
+)
 @click.option("--with-widths", help="Its widths: `bundle`, numbers, or `any`, the default.")
 @click.option(
     "--noise",
