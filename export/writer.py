@@ -88,18 +88,17 @@ def export_bundle(
                 for role, checkpoint in models.items()
             },
             parity={},
-            files=_hash_files(folder, report),
+            files=hash_files(folder, sorted(file for file in folder.rglob("*") if file.is_file()), report),
         )
-        raw = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
-        (folder / MANIFEST).write_bytes(raw + b"\n")
+        write_manifest(manifest, folder)
 
 
 def _check(target: Checkpoint, draft: Checkpoint | None, options: ExportOptions) -> None:
     if options.context > target.config.context:
         raise ExportError(
             f"--context {options.context} is more than the {target.config.context} positions "
-            f"{target.name} was trained for",
-            f"use --context {target.config.context} or less",
+            f"{target.name} is right for",
+            _context_hint(target.config),
         )
     if draft is None:
         return
@@ -117,11 +116,17 @@ def _check(target: Checkpoint, draft: Checkpoint | None, options: ExportOptions)
         )
 
 
+def _context_hint(config: ModelConfig) -> str:
+    hint = f"use --context {config.context} or less"
+    return f"{hint}: {config.context_limit}" if config.context_limit else hint
+
+
 def _write_model(
     role: str, checkpoint: Checkpoint, folder: Path, options: ExportOptions, report: Report
 ) -> ModelEntry:
     (folder / role).mkdir()
-    graph = build_decoder(checkpoint.config, "model.weights", name=role)
+    config = checkpoint.config.within(options.context)
+    graph = build_decoder(config, "model.weights", name=role)
     total, done = sum(weight.nbytes for weight in graph.weights), 0
 
     def progress(count: int) -> None:
@@ -131,7 +136,7 @@ def _write_model(
 
     write_weights(graph, checkpoint, folder / role, progress)
     onnx.save(graph.proto, folder / role / "model.onnx")
-    return _model_entry(role, checkpoint.config, checkpoint.name, graph, options)
+    return _model_entry(role, config, checkpoint.name, graph, options)
 
 
 def _model_entry(
@@ -155,6 +160,8 @@ def _model_entry(
         outputs_hidden=False,
         graphs=[GraphEntry(f"{role}/model.onnx", "cpu", "fp32")],
         parameters=sum(weight.nbytes for weight in graph.weights) // 4,
+        window=config.window,
+        local_rope=_rope_entry(config.local_rope) if config.local_rope is not None else None,
     )
 
 
@@ -179,8 +186,15 @@ def _write_tokenizer(checkpoint: Checkpoint, folder: Path) -> TokenizerEntry:
     )
 
 
-def _hash_files(folder: Path, report: Report) -> dict[str, FileEntry]:
-    files = sorted(file for file in folder.rglob("*") if file.is_file())
+def write_manifest(manifest: Manifest, folder: Path) -> None:
+    """Write `bundle.json`, in one step."""
+    fresh = folder / (MANIFEST + ".new")
+    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
+    fresh.replace(folder / MANIFEST)
+
+
+def hash_files(folder: Path, files: Sequence[Path], report: Report) -> dict[str, FileEntry]:
+    """The manifest's entries of `files`, which lie below `folder`."""
     total, done = sum(file.stat().st_size for file in files), 0
     entries = {}
     for file in files:

@@ -18,13 +18,14 @@ class Cache:
     first.
 
     Unwritten slots must hold finite numbers: a masked column still takes part in a product with probability
-    0.
+    0. `positions` [C] int32 is where in the text each slot's row stands, which windows are measured by.
     """
 
     def __init__(self, model: ModelEntry, capacity: int) -> None:
         self._model = model
         self.capacity = capacity
         self.keys, self.values = self._allocate(capacity)
+        self.positions = np.zeros(capacity, np.int32)
 
     def _allocate(self, capacity: int) -> tuple[Floats, Floats]:
         m = self._model
@@ -43,16 +44,27 @@ class Cache:
         keys, values = self._allocate(capacity)
         keys[..., : self.capacity] = self.keys
         values[..., : self.capacity, :] = self.values
+        self.positions = np.pad(self.positions, (0, capacity - self.capacity))
         self.capacity, self.keys, self.values = capacity, keys, values
         return True
 
-    def store(self, keys: Floats, values: Floats, rows: NDArray[np.intp], slots: NDArray[np.intp]) -> None:
-        """Copy staged rows (keys [layers, kv_heads, head_dim, T], values [layers, kv_heads, T, head_dim])."""
+    def store(
+        self,
+        keys: Floats,
+        values: Floats,
+        positions: NDArray[np.int32],
+        rows: NDArray[np.intp],
+        slots: NDArray[np.intp],
+    ) -> None:
+        """Copy staged rows (keys [layers, kv_heads, head_dim, T], values [layers, kv_heads, T, head_dim],
+        positions [T])."""
+        self.positions[slots] = positions[rows]
         self.keys[..., slots] = keys[..., rows]
         self.values[..., slots, :] = values[..., rows, :]
 
     def move(self, source: NDArray[np.intp], target: NDArray[np.intp]) -> None:
         """Copy slots onto slots; the right-hand side is gathered first, so overlaps are safe."""
+        self.positions[target] = self.positions[source]
         self.keys[..., target] = self.keys[..., source]
         self.values[..., target, :] = self.values[..., source, :]
 
@@ -67,5 +79,7 @@ class Cache:
             or not np.isfinite(rows.values).all()
         ):
             raise DecodeError("the saved cache does not belong to this model or is damaged")
+        # What is saved is committed, and committed slots stand in order of position.
+        self.positions[: rows.count] = np.arange(rows.count)
         self.keys[..., : rows.count] = rows.keys
         self.values[..., : rows.count, :] = rows.values

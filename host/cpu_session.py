@@ -62,12 +62,14 @@ class CpuSession:
         loaded = share._runtime if share else runtime
         self._runtime: ort.InferenceSession = loaded or _load(bundle, role, threads)
         self._rope = rope_table(model.rope, model.context)
+        self._local_rope = rope_table(model.local_rope, model.context) if model.local_rope else None
         self._first = model.context if whole else min(STEP, model.context)
         self._cache = Cache(model, self._first)
         self._staging = Staging(model)
         self._bindings: dict[int, ort.IOBinding] = {}
         self._pass = 0
         self._staged = 0
+        self._positions = np.zeros(0, np.int32)
 
     def forward(self, tokens: Sequence[int], positions: Sequence[int], visible: Visibility) -> CpuRows:
         count = len(tokens)
@@ -97,7 +99,7 @@ class CpuSession:
         if self._cache.grow(int(target.max()) + 1):
             self._bindings.clear()
         staging = self._staging.at(self._pad(self._staged))
-        self._cache.store(staging.keys, staging.values, source, target)
+        self._cache.store(staging.keys, staging.values, self._positions, source, target)
 
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
         src, dst = np.asarray(source, np.intp), np.asarray(target, np.intp)
@@ -167,6 +169,21 @@ class CpuSession:
         rows = mask[:, capacity:]
         np.fill_diagonal(rows, 0)
         rows[:count, :count][visible.rows] = 0
+        self._fill_local(width, places, mask)
+
+    def _fill_local(self, width: int, places: NDArray[np.intp], mask: Floats) -> None:
+        """The inputs of layers with a window: a row sees there what it sees elsewhere and is near enough."""
+        self._positions, stage = places.astype(np.int32), self._staging.at(width)
+        if self._local_rope is not None and stage.cos_local is not None and stage.sin_local is not None:
+            stage.cos_local[0, 0] = self._local_rope.cos[places]
+            stage.sin_local[0, 0] = self._local_rope.sin[places]
+        if self.model.window is None:
+            return
+        columns = np.concatenate((self._cache.positions, self._positions))
+        far = self._positions[:, None] - columns >= self.model.window
+        local = self._staging.local_mask(width, self._cache.capacity)[0, 0]
+        np.copyto(local, mask)
+        local[far] = self.model.mask_value
 
     def _bind(self, width: int) -> ort.IOBinding:
         """The runtime's binding for one width, made once per width and cache size."""
@@ -183,6 +200,10 @@ class CpuSession:
             "position_ids_cos": stage.cos,
             "position_ids_sin": stage.sin,
         }
+        if self.model.window is not None:
+            inputs["attention_mask_local"] = self._staging.local_mask(width, cache.capacity)
+        if stage.cos_local is not None and stage.sin_local is not None:
+            inputs |= {"position_ids_cos_local": stage.cos_local, "position_ids_sin_local": stage.sin_local}
         outputs: dict[str, Floats] = {"logits": stage.logits}
         for i in range(self.model.layers):
             inputs[f"past_key_{i}_in"] = cache.keys[i][:, None]

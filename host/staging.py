@@ -11,7 +11,7 @@ from hexgraft.host.session import Floats
 class Stage:
     """Inputs and outputs of a pass at one width: views of `Staging`, never copies."""
 
-    __slots__ = ("cos", "hidden", "ids", "keys", "logits", "sin", "values")
+    __slots__ = ("cos", "cos_local", "hidden", "ids", "keys", "logits", "sin", "sin_local", "values")
 
     def __init__(self, staging: Staging, width: int) -> None:
         m = staging.model
@@ -19,6 +19,10 @@ class Stage:
         self.ids = staging.ids[:width].reshape(1, width)
         self.cos = staging.cos[: width * half].reshape(1, 1, width, half)
         self.sin = staging.sin[: width * half].reshape(1, 1, width, half)
+        self.cos_local = self.sin_local = None
+        if m.local_rope is not None:
+            self.cos_local = staging.cos_local[: width * half].reshape(1, 1, width, half)
+            self.sin_local = staging.sin_local[: width * half].reshape(1, 1, width, half)
         self.logits = staging.logits[: width * m.vocab].reshape(1, width, m.vocab)
         size = m.layers * m.kv_heads * m.head_dim * width
         self.keys = staging.keys[:size].reshape(m.layers, m.kv_heads, m.head_dim, width)
@@ -36,6 +40,7 @@ class Staging:
         self._width = 0
         self._views: dict[int, Stage] = {}
         self._mask = np.empty(0, np.float32)
+        self._local_mask = np.empty(0, np.float32)
 
     def grow(self, width: int) -> bool:
         """Make room for `width` rows. True if the buffers moved."""
@@ -47,11 +52,16 @@ class Staging:
         self.ids = np.zeros(width, np.int32)
         self.cos = np.empty(width * m.head_dim // 2, np.float32)
         self.sin = np.empty_like(self.cos)
+        if m.local_rope is not None:
+            self.cos_local = np.empty_like(self.cos)
+            self.sin_local = np.empty_like(self.cos)
         self.logits = np.empty(width * m.vocab, np.float32)
         self.keys = np.empty(m.layers * m.kv_heads * m.head_dim * width, np.float32)
         self.values = np.empty_like(self.keys)
         self.hidden = np.empty(width * m.hidden, np.float32) if m.outputs_hidden else None
         self._mask = np.empty(width * (m.context + width), np.float32)
+        if m.window is not None:
+            self._local_mask = np.empty_like(self._mask)
         return True
 
     def at(self, width: int) -> Stage:
@@ -62,3 +72,7 @@ class Staging:
 
     def mask(self, width: int, capacity: int) -> Floats:
         return self._mask[: width * (capacity + width)].reshape(1, 1, width, capacity + width)
+
+    def local_mask(self, width: int, capacity: int) -> Floats:
+        """The mask of layers with a window, where the model has any."""
+        return self._local_mask[: width * (capacity + width)].reshape(1, 1, width, capacity + width)

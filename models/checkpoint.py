@@ -44,6 +44,8 @@ class Checkpoint(Protocol):
     license: str | None
     source_format: str
     """For provenance: "GGUF Q4_1", "safetensors bfloat16"."""
+    notes: list[str]
+    """What an exporter should tell: where files disagree, what was dequantised or left out."""
 
     def blocks(self, name: str) -> Iterator[NDArray[np.float32]]:
         """Consecutive row blocks of one tensor, of about BLOCK_BYTES each; vectors come in one block."""

@@ -7,6 +7,8 @@ rows, RoPE tables, mask), none derived from another.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from onnx import TensorProto
 
 from hexgraft.models.config import ModelConfig
@@ -30,7 +32,9 @@ def build_decoder(config: ModelConfig, weights_file: str, *, name: str, hidden: 
     [1,1,T,head_dim/2]; per layer past_key_{i}_in [kv_heads,1,head_dim,C] (after RoPE) and past_value_{i}_in
     [kv_heads,1,C,head_dim]. Outputs: logits [1,T,vocab]; per layer past_key_{i}_out [kv_heads,1,head_dim,T]
     and past_value_{i}_out [kv_heads,1,T,head_dim], the rows of this pass only; hidden [1,T,d] (after the
-    last norm) if asked. Names and shapes follow Qualcomm AI Hub's LLM exports.
+    last norm) if asked. Names and shapes follow Qualcomm AI Hub's LLM exports. A config with a window adds
+    the input attention_mask_local, one with a local RoPE position_ids_cos_local and _sin_local, in the shapes
+    of their namesakes.
     """
     return _Decoder(config, name).build(weights_file, hidden)
 
@@ -46,6 +50,11 @@ class _Decoder:
         mask = g.input("attention_mask", (1, 1, WIDTH, COLUMNS))
         g.input("position_ids_cos", (1, 1, WIDTH, c.head_dim // 2))
         g.input("position_ids_sin", (1, 1, WIDTH, c.head_dim // 2))
+        if c.window is not None:
+            g.input("attention_mask_local", (1, 1, WIDTH, COLUMNS))
+        if c.local_rope is not None:
+            g.input("position_ids_cos_local", (1, 1, WIDTH, c.head_dim // 2))
+            g.input("position_ids_sin_local", (1, 1, WIDTH, c.head_dim // 2))
         for i in range(c.layers):
             g.input(f"past_key_{i}_in", (c.kv_heads, 1, c.head_dim, CAPACITY))
             g.input(f"past_value_{i}_in", (c.kv_heads, 1, CAPACITY, c.head_dim))
@@ -57,6 +66,8 @@ class _Decoder:
         self._prologue(mask)
         embed = g.weight(Weight("embed", (c.vocab, c.hidden), (Part("embed"),)))
         x = g.node("Gather", [embed, ids], "embedded")
+        if c.embedding_scale != 1.0:
+            x = g.node("Mul", [x, g.scalar("embedding_scale", c.embedding_scale)], "embedded.scaled")
         for i in range(c.layers):
             x = self._attention(i, x)
             x = self._ffn(i, x)
@@ -69,21 +80,28 @@ class _Decoder:
     def _prologue(self, mask: str) -> None:
         """What every layer shares: RoPE tables as the operator wants them, the mask once per query group."""
         g, group = self.graph, self.config.group
-        for table in ("cos", "sin"):
+        tables = (
+            ("cos", "sin") if self.config.local_rope is None else ("cos", "sin", "cos_local", "sin_local")
+        )
+        for table in tables:
             g.node("Squeeze", [f"position_ids_{table}", g.constant("axis_1", [1])], f"rope_{table}")
         # Query rows of one key/value head are stacked group by group, [group * T], so the mask repeats
         # likewise.
-        g.node("Concat", [mask] * group, "grouped_mask", axis=2) if group > 1 else g.node(
-            "Identity", [mask], "grouped_mask"
-        )
+        masks = {"grouped_mask": mask}
+        if self.config.window is not None:
+            masks["grouped_mask_local"] = "attention_mask_local"
+        for grouped, one in masks.items():
+            g.node("Concat", [one] * group, grouped, axis=2) if group > 1 else g.node(
+                "Identity", [one], grouped
+            )
         key_shape = g.node("Shape", ["past_key_0_in"], "capacity_shape", start=3, end=4)
         width_shape = g.node("Shape", ["input_ids"], "width_shape", start=1, end=2)
         g.node("Concat", [key_shape, width_shape], "cache_and_rows", axis=0)
 
-    def _norm(self, name: str, x: str) -> str:
+    def _norm(self, name: str, x: str, factor: float = 1.0, size: int | None = None) -> str:
         """RMSNormalization as one operator: hand-written, its square sum overflows fp16 on the NPU."""
         c = self.config
-        scale = self.graph.weight(Weight(name, (c.hidden,), (Part(name),)))
+        scale = self.graph.weight(Weight(name, (size or c.hidden,), (Part(name, factor),)))
         return self.graph.node(
             "RMSNormalization", [x, scale], name + ".out", axis=-1, epsilon=c.rms_eps, stash_type=1
         )
@@ -96,7 +114,7 @@ class _Decoder:
         y = g.node("MatMul", [x, matrix], name + ".out")
         if not bias:
             return y
-        biases = tuple(Part(p.tensor + "_bias", p.scale) for p in parts)
+        biases = tuple(replace(p, tensor=p.tensor + "_bias") for p in parts)
         vector = g.weight(Weight(name + "_bias", (out,), biases))
         return g.node("Add", [y, vector], name + ".biased")
 
@@ -109,26 +127,23 @@ class _Decoder:
         c, g, layer = self.config, self.graph, f"layers.{i}."
         q_size, kv_size = c.heads * c.head_dim, c.kv_heads * c.head_dim
         normed = self._norm(layer + "attn_norm", x)
-        # 1/sqrt(head_dim) rides on the query projection: RoPE is linear, so no pass pays for it.
+        # The scale of the scores, 1/sqrt(head_dim), rides on the query projection (or its norm): RoPE is
+        # linear, so no pass pays for it.
         qkv = self._project(
             layer + "qkv",
             normed,
             q_size + 2 * kv_size,
             c.hidden,
-            Part(layer + "q", c.head_dim**-0.5),
+            Part(layer + "q", 1.0 if c.qk_norm else self._query_scale()),
             Part(layer + "k"),
             Part(layer + "v"),
             bias=c.qkv_bias,
         )
         sizes = g.constant("qk_v", [q_size + kv_size, kv_size])
         qk, v = g.nodes("Split", [qkv, sizes], [layer + "qk", layer + "v.rows"], axis=-1)
-        rotated = g.node(
-            "RotaryEmbedding",
-            [qk, "rope_cos", "rope_sin"],
-            layer + "qk.rotated",
-            num_heads=c.heads + c.kv_heads,
-            interleaved=0,
-        )
+        if c.qk_norm:
+            qk = self._qk_norm(layer, qk)
+        rotated = qk if i in c.nope_layers else self._rotate(i, qk)
         sizes = g.constant("q_k", [q_size, kv_size])
         q, k = g.nodes("Split", [rotated, sizes], [layer + "q.rows", layer + "k.rows"], axis=-1)
 
@@ -146,7 +161,14 @@ class _Decoder:
         past = g.node("MatMul", [q, f"past_key_{i}_in"], layer + "scores.cache")
         rows = g.node("MatMul", [q, k], layer + "scores.rows")
         scores = g.node("Concat", [past, rows], layer + "scores", axis=-1)
-        scores = g.node("Add", [scores, "grouped_mask"], layer + "scores.masked")
+        if c.attention_softcap is not None:
+            scores = g.node("Tanh", [scores], layer + "scores.tanh")
+            scores = g.node(
+                "Mul", [scores, g.scalar("attention_softcap", c.attention_softcap)], layer + "scores.capped"
+            )
+        local = c.window is not None and i in c.local_layers
+        mask = "grouped_mask_local" if local else "grouped_mask"
+        scores = g.node("Add", [scores, mask], layer + "scores.masked")
         probabilities = g.node("Softmax", [scores], layer + "probabilities", axis=-1)
         p_past, p_rows = g.nodes(
             "Split",
@@ -164,22 +186,79 @@ class _Decoder:
         )
         y = g.node("Transpose", [y], layer + "mix.by_row", perm=[2, 0, 1, 3])
         y = g.node("Reshape", [y, g.constant("mix_flat", [1, -1, q_size])], layer + "mix")
-        y = self._project(layer + "o", y, c.hidden, q_size, Part(layer + "o"))
+        y = self._project(
+            layer + "o", y, c.hidden, q_size, Part(layer + "o", self._residual_scale()), bias=c.o_bias
+        )
+        if c.sandwich:
+            y = self._norm(layer + "attn_post_norm", y, c.residual_scale)
         return g.node("Add", [x, y], layer + "attended")
 
+    def _query_scale(self) -> float:
+        """What the query is multiplied by; under a softcap c the scores are to come out divided by c."""
+        return self.config.query_scale / (self.config.attention_softcap or 1.0)
+
+    def _residual_scale(self) -> float:
+        """What the last product of a block is multiplied by; behind a norm it would have no effect."""
+        return 1.0 if self.config.sandwich else self.config.residual_scale
+
+    def _qk_norm(self, layer: str, qk: str) -> str:
+        """Each head of q and k normalised on its own; one weight serves all queries, one all keys."""
+        c, g = self.config, self.graph
+        heads = g.node(
+            "Reshape",
+            [qk, g.constant("qk_heads", [1, -1, c.heads + c.kv_heads, c.head_dim])],
+            layer + "qk.heads",
+        )
+        sizes = g.constant("q_and_k_heads", [c.heads, c.kv_heads])
+        q, k = g.nodes("Split", [heads, sizes], [layer + "q.unnormed", layer + "k.unnormed"], axis=2)
+        q = self._norm(layer + "q_norm", q, self._query_scale(), c.head_dim)
+        k = self._norm(layer + "k_norm", k, 1.0, c.head_dim)
+        both = g.node("Concat", [q, k], layer + "qk.normed.heads", axis=2)
+        flat = g.constant("qk_flat", [1, -1, (c.heads + c.kv_heads) * c.head_dim])
+        return g.node("Reshape", [both, flat], layer + "qk.normed")
+
+    def _rotate(self, i: int, qk: str) -> str:
+        c = self.config
+        local = "_local" if c.local_rope is not None and i in c.local_layers else ""
+        return self.graph.node(
+            "RotaryEmbedding",
+            [qk, "rope_cos" + local, "rope_sin" + local],
+            f"layers.{i}.qk.rotated",
+            num_heads=c.heads + c.kv_heads,
+            interleaved=0,
+        )
+
     def _ffn(self, i: int, x: str) -> str:
-        """SwiGLU: down(silu(gate x) * up x), gate and up in one product."""
+        """Gated feed-forward: down(activation(gate x) * up x), gate and up in one product."""
         c, g, layer = self.config, self.graph, f"layers.{i}."
         normed = self._norm(layer + "ffn_norm", x)
         both = self._project(
-            layer + "gate_up", normed, 2 * c.ffn, c.hidden, Part(layer + "gate"), Part(layer + "up")
+            layer + "gate_up",
+            normed,
+            2 * c.ffn,
+            c.hidden,
+            Part(layer + "gate"),
+            Part(layer + "up"),
+            bias=c.mlp_bias,
         )
         sizes = g.constant("gate_and_up", [c.ffn, c.ffn])
         gate, up = g.nodes("Split", [both, sizes], [layer + "gate", layer + "up"], axis=-1)
-        sigmoid = g.node("Sigmoid", [gate], layer + "sigmoid")
-        activated = g.node("Mul", [gate, sigmoid], layer + "silu")
+        if c.activation == "silu":
+            sigmoid = g.node("Sigmoid", [gate], layer + "sigmoid")
+            activated = g.node("Mul", [gate, sigmoid], layer + "silu")
+        else:
+            activated = g.node("Gelu", [gate], layer + "gelu", approximate="tanh")
         inner = g.node("Mul", [activated, up], layer + "inner")
-        y = self._project(layer + "down", inner, c.hidden, c.ffn, Part(layer + "down"))
+        y = self._project(
+            layer + "down",
+            inner,
+            c.hidden,
+            c.ffn,
+            Part(layer + "down", self._residual_scale()),
+            bias=c.mlp_bias,
+        )
+        if c.sandwich:
+            y = self._norm(layer + "ffn_post_norm", y, c.residual_scale)
         return g.node("Add", [x, y], layer + "out")
 
     def _head(self, normed: str) -> None:
@@ -188,5 +267,11 @@ class _Decoder:
         c, g = self.config, self.graph
         matrix = "embed" if c.tied else g.weight(Weight("head", (c.vocab, c.hidden), (Part("head"),)))
         rows = g.node("Reshape", [normed, g.constant("flat_rows", [-1, c.hidden])], "norm.rows")
+        scale = c.logit_scale / (c.final_softcap or 1.0)
+        if scale != 1.0:
+            rows = g.node("Mul", [rows, g.scalar("logit_scale", scale)], "norm.scaled")
         flat = g.node("Gemm", [rows, matrix], "logits.rows", transB=1)
+        if c.final_softcap is not None:
+            flat = g.node("Tanh", [flat], "logits.tanh")
+            flat = g.node("Mul", [flat, g.scalar("final_softcap", c.final_softcap)], "logits.capped")
         g.node("Reshape", [flat, g.constant("logits_shape", [1, -1, c.vocab])], "logits")

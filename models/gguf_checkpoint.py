@@ -50,9 +50,11 @@ class GgufCheckpoint:
     name: str
     license: str | None
     source_format: str
+    notes: list[str]
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.notes = []
         self._file = GgufFile(path)
         self.config = config_from_gguf(self._file)
         self._shapes = tensor_shapes(self.config)

@@ -89,6 +89,10 @@ class GraphBuilder:
         self._constants.setdefault(name, numpy_helper.from_array(array, name))
         return name
 
+    def scalar(self, name: str, value: float) -> str:
+        """A float32 constant without dimensions."""
+        return self.constant(name, np.asarray(value, dtype=np.float32))
+
     def node(self, op: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
         self.nodes(op, inputs, [output], **attributes)
         return output

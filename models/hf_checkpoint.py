@@ -18,27 +18,13 @@ from hexgraft.models.checkpoint import TokenizerFiles
 from hexgraft.models.config import ModelConfig, tensor_shapes
 from hexgraft.models.errors import CheckpointError
 from hexgraft.models.hf_config import config_from_hf
+from hexgraft.models.hf_names import file_shapes, hf_sources, ignorable
 from hexgraft.models.hf_tokenizer import tokenizer_from_hf
 from hexgraft.models.json_file import read_json
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_PARTS = {
-    "attn_norm": "input_layernorm.weight",
-    "q": "self_attn.q_proj.weight",
-    "k": "self_attn.k_proj.weight",
-    "v": "self_attn.v_proj.weight",
-    "q_bias": "self_attn.q_proj.bias",
-    "k_bias": "self_attn.k_proj.bias",
-    "v_bias": "self_attn.v_proj.bias",
-    "o": "self_attn.o_proj.weight",
-    "ffn_norm": "post_attention_layernorm.weight",
-    "gate": "mlp.gate_proj.weight",
-    "up": "mlp.up_proj.weight",
-    "down": "mlp.down_proj.weight",
-}
-_WHOLE = {"embed": "model.embed_tokens.weight", "norm": "model.norm.weight", "head": "lm_head.weight"}
 
 
 class HfCheckpoint:
@@ -53,34 +39,41 @@ class HfCheckpoint:
     name: str
     license: str | None
     source_format: str
+    notes: list[str]
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.notes = []
         values = read_json(path / "config.json")
         self.config = config_from_hf(values, str(path / "config.json"))
         self._shapes = tensor_shapes(self.config)
-        self._files = self._check_tensors(_tensor_files(path))
+        files = _tensor_files(path)
+        self._sources = hf_sources(self.config, files)
+        self._files = self._check_tensors(files)
         self.tokenizer = tokenizer_from_hf(path, values, self.config.vocab)
         self.name = path.resolve().name
         self.license = _license(path / "README.md")
+        if self.config.context_limit is not None:
+            self.notes.append(self.config.context_limit)
 
     def blocks(self, name: str) -> Iterator[NDArray[np.float32]]:
         """Row blocks of the tensor with the canonical name `name`, float32, of about BLOCK_BYTES each."""
-        source = hf_name(name)
-        shard = self.path / self._files[source]
+        source = self._sources[name]
+        shard, first = self.path / self._files[source.tensor], source.first
         for start, stop in row_ranges(self._shapes[name]):
             # Opened anew for each block: the library maps the file, and pages stay resident until it closes.
             try:
                 with safe_open(shard, framework="numpy") as file:
-                    rows = file.get_slice(source)[start:stop]
+                    rows = file.get_slice(source.tensor)[first + start : first + stop]
             except (SafetensorError, OSError) as error:
-                raise CheckpointError(f"tensor {source} of {shard} cannot be read: {error}") from error
-            yield require_finite(rows.astype(np.float32, copy=False), source, shard)
+                raise CheckpointError(f"tensor {source.tensor} of {shard} cannot be read: {error}") from error
+            block = require_finite(rows.astype(np.float32, copy=False), source.tensor, shard)
+            yield block + np.float32(source.plus) if source.plus else block
 
     def _check_tensors(self, files: dict[str, str]) -> dict[str, str]:
-        wanted = {hf_name(name): shape for name, shape in self._shapes.items()}
+        wanted = file_shapes(self.config, self._sources)
         for name in files:
-            if name not in wanted and not _ignorable(name, self.config.tied):
+            if name not in wanted and not ignorable(name, self.config.tied):
                 raise CheckpointError(
                     f"{self.path} has a tensor {_clip(name)} that a {self.config.family} model lacks",
                     "the model is of another architecture than its config.json says, or of another size",
@@ -117,14 +110,6 @@ class HfCheckpoint:
         return DTYPES[kind]
 
 
-def hf_name(name: str) -> str:
-    """The Hugging Face name of a canonical tensor name."""
-    if name in _WHOLE:
-        return _WHOLE[name]
-    _, layer, part = name.split(".")
-    return f"model.layers.{layer}.{_PARTS[part]}"
-
-
 def _tensor_files(path: Path) -> dict[str, str]:
     """Tensor name to file name, from the index or the single file."""
     if (path / INDEX).exists():
@@ -159,10 +144,6 @@ def _headers(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
             return {name: (str(view.get_dtype()), tuple(view.get_shape())) for name, view in views.items()}
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} is truncated or damaged: {error}", "download it again") from error
-
-
-def _ignorable(name: str, tied: bool) -> bool:
-    return name.endswith(".rotary_emb.inv_freq") or (tied and name == _WHOLE["head"])
 
 
 def _license(readme: Path) -> str | None:

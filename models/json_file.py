@@ -60,6 +60,14 @@ class Fields:
             raise CheckpointError(f"{self.where}: {key} is {_shown(value)}, not a positive number")
         return float(value)
 
+    def maybe_number(self, key: str) -> float | None:
+        """As `number`, None where the key is missing or null."""
+        return None if self.values.get(key) is None else self.number(key)
+
+    def maybe_integer(self, key: str) -> int | None:
+        """As `integer`, None where the key is missing or null."""
+        return None if self.values.get(key) is None else self.integer(key)
+
     def flag(self, key: str, default: bool = False) -> bool:
         """true or false; null and missing give the default."""
         value = self._value(key, default)

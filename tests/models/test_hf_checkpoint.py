@@ -106,32 +106,38 @@ def test_transformers_5_writes_rope_parameters(folder: Path) -> None:
     assert config.head_dim == 16
 
 
-def test_full_attention_mistral_is_llama(tmp_path: Path) -> None:
+def test_a_window_of_mistral_is_every_layers(tmp_path: Path) -> None:
     folder = write_tiny_hf(tmp_path / "m", family="mistral")
-    edit(folder / "config.json", sliding_window=None)
-    assert HfCheckpoint(folder).config.family == "mistral"
-    edit(folder / "config.json", sliding_window=512)
-    HfCheckpoint(folder)
-    for window in (256, "DROP"):
+    for window, expected in ((None, None), (256, 256), ("DROP", 4096)):
         edit(folder / "config.json", sliding_window=window, max_position_embeddings=8192)
-        with pytest.raises(CheckpointError, match="sliding-window attention"):
-            HfCheckpoint(folder)
+        config = HfCheckpoint(folder).config
+        assert config.window == expected
+        assert config.local_layers == ((0, 1, 2) if expected else ())
+        assert config.within(256).window is None
+        assert not config.within(256).local_layers
+        assert config.within(257).window == (256 if window == 256 else None)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gemma2"}, "model type gemma2 is not supported"),
+        ({"model_type": "mamba"}, "model type mamba is not supported"),
         ({"model_type": "DROP"}, "has no model_type"),
-        ({"attention_bias": True}, "a bias on o is not supported"),
-        ({"mlp_bias": True}, "mlp_bias"),
+        ({"attention_bias": True}, "self_attn.[qkvo]_proj.bias is missing"),
+        ({"mlp_bias": True}, "mlp.gate_proj.bias is missing"),
         ({"hidden_act": "gelu"}, "activation gelu"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "RoPE scaling of type llama3"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "RoPE scaling of type linear"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "RoPE scaling of type yarn"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "RoPE settings has no low_freq_factor"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor is 0, not a positive number"),
+        ({"rope_scaling": {"type": "longrope"}}, "short_factor is not a list"),
+        ({"rope_scaling": {"type": "longrope", "short_factor": [1] * 7}}, "not 8 positive numbers"),
+        ({"rope_parameters": {"rope_type": "proportional"}}, "RoPE scaling of type proportional"),
+        ({"rope_scaling": 8}, "rope_scaling is not an object"),
         ({"partial_rotary_factor": 0.5}, "RoPE over 8 of 16"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised checkpoint"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "layers of type sliding_attention"),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            "layers of type sliding_attention are not supported in llama",
+        ),
         ({"num_hidden_layers": 10**9}, "layers are more than"),
         ({"num_hidden_layers": -1}, "num_hidden_layers is -1"),
         ({"hidden_size": "64"}, "hidden_size is '64'"),
@@ -152,10 +158,13 @@ def test_refuses_what_it_does_not_know(folder: Path, changes: dict[str, Any], me
 
 
 def test_refusal_lists_the_supported_families(folder: Path) -> None:
-    edit(folder / "config.json", model_type="phi3")
+    edit(folder / "config.json", model_type="phi4")
     with pytest.raises(CheckpointError) as caught:
         HfCheckpoint(folder)
-    assert caught.value.hint == "supported: llama, mistral, qwen2"
+    assert caught.value.hint == (
+        "supported: gemma, gemma2, gemma3, gemma3_text, granite, internlm3, llama, mistral, phi3, qwen2, "
+        "qwen3, smollm3"
+    )
 
 
 def shard(folder: Path) -> Path:
