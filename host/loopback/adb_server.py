@@ -73,19 +73,23 @@ class AdbServer:
     def connect(self, serials: Iterable[str]) -> None:
         """Connect to loopback devices; those that let nobody in are tried all the same."""
         for serial in serials:
-            subprocess.run(
-                [self.adb, "connect", serial],
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                timeout=_TIMEOUT,
-                check=False,
-            )
+            self._quietly("connect", serial)
+
+    def disconnect(self, serial: str) -> None:
+        """Forget a device that may be gone already."""
+        self._quietly("disconnect", serial)
 
     def close(self) -> None:
+        self._quietly("kill-server")
+        deadline = time.monotonic() + 5
+        while _answers(self.port) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        shutil.rmtree(self._home, ignore_errors=True)
+
+    def _quietly(self, *words: str) -> None:
+        """An adb command whose failure is no matter."""
         subprocess.run(
-            [self.adb, "kill-server"],
+            [self.adb, *words],
             env=self.environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -93,10 +97,6 @@ class AdbServer:
             timeout=_TIMEOUT,
             check=False,
         )
-        deadline = time.monotonic() + 5
-        while _answers(self.port) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        shutil.rmtree(self._home, ignore_errors=True)
 
 
 def _answers(port: int) -> bool:
