@@ -63,7 +63,7 @@ session_options = _all(
         help="Pad passes to these widths, as a phone's static graphs do: `bundle`, or numbers. "
         "Default: any width.",
     ),
-    click.option("--threads", default=0, help="CPU threads; 0 for one a core."),
+    click.option("--threads", default=0, type=click.IntRange(0, 512), help="CPU threads; 0 for one a core."),
     click.option(
         "--provider",
         type=click.Choice(PROVIDERS),
