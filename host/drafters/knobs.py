@@ -18,10 +18,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class LevelsKnobs:
-    """`top_k` nodes are expanded a level, each into as many children; `depth` levels at most."""
+    """`top_k` nodes are expanded a level, each into as many children; `depth` levels at most.
 
-    top_k: int = 4
-    depth: int = 6
+    `calibrated` corrects the draft's probabilities by what the target accepted; without it this is EAGLE-2.
+    """
+
+    top_k: int = 8
+    depth: int = 8
+    calibrated: bool = True
 
     def __post_init__(self) -> None:
         for name in ("top_k", "depth"):

@@ -78,4 +78,4 @@ def make_drafter(
 
 def _levels(model: DraftModel, knobs: Knobs) -> Levels:
     chosen = knobs.of(LevelsKnobs)
-    return Levels(model, top_k=chosen.top_k, depth=chosen.depth)
+    return Levels(model, top_k=chosen.top_k, depth=chosen.depth, calibrated=chosen.calibrated)
