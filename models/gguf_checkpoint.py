@@ -1,4 +1,4 @@
-"""A GGUF file of the Llama or Qwen2 architecture, dequantised in row blocks."""
+"""A GGUF file, or the parts of a split one, dequantised in row blocks."""
 
 from __future__ import annotations
 
@@ -17,31 +17,21 @@ from hexgraft.models.checkpoint import TokenizerFiles
 from hexgraft.models.config import ModelConfig, tensor_shapes
 from hexgraft.models.errors import CheckpointError
 from hexgraft.models.gguf_config import config_from_gguf
-from hexgraft.models.gguf_file import GgufFile, GgufTensor
+from hexgraft.models.gguf_file import GgufTensor, open_gguf
+from hexgraft.models.gguf_names import gguf_sources
+from hexgraft.models.gguf_rope import FACTORS
 from hexgraft.models.gguf_tokenizer import tokenizer_from_gguf
+from hexgraft.models.hf_names import file_shapes
 
-_PARTS = {
-    "attn_norm": "attn_norm.weight",
-    "q": "attn_q.weight",
-    "k": "attn_k.weight",
-    "v": "attn_v.weight",
-    "q_bias": "attn_q.bias",
-    "k_bias": "attn_k.bias",
-    "v_bias": "attn_v.bias",
-    "o": "attn_output.weight",
-    "ffn_norm": "ffn_norm.weight",
-    "gate": "ffn_gate.weight",
-    "up": "ffn_up.weight",
-    "down": "ffn_down.weight",
-}
-_WHOLE = {"embed": "token_embd.weight", "norm": "output_norm.weight", "head": "output.weight"}
+_INTERLEAVED = ("llama", "granite", "smollm3")
+"""Architectures whose q and k rows llama.cpp's converter interleaves."""
 
 
 class GgufCheckpoint:
     """A GGUF file, checked at opening from its header alone: every tensor's presence, shape, type and place.
 
-    Implements `Checkpoint`. llama.cpp's converter interleaves the rotated halves of q and k for llama
-    (not for qwen2); `blocks` gives them back as rotate-half rows. Raises CheckpointError.
+    Implements `Checkpoint`. llama.cpp's converter interleaves the rotated halves of q and k for some
+    architectures; `blocks` gives them back as rotate-half rows. Raises CheckpointError.
     """
 
     path: Path
@@ -55,27 +45,31 @@ class GgufCheckpoint:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.notes = []
-        self._file = GgufFile(path)
+        self._file = open_gguf(path)
         self.config = config_from_gguf(self._file)
         self._shapes = tensor_shapes(self.config)
+        self._sources = gguf_sources(self.config, self._file.tensors)
         self._check_tensors()
         self.tokenizer = tokenizer_from_gguf(self._file, self.config.vocab)
         # The file's name is what people call a model; `general.name` often names a training run.
         self.name = path.stem
         license_ = self._file.fields.get("general.license")
         self.license = license_ if isinstance(license_, str) else None
+        if self.config.context_limit is not None:
+            self.notes.append(self.config.context_limit)
 
     def blocks(self, name: str) -> Iterator[NDArray[np.float32]]:
         """Row blocks of the tensor with the canonical name `name`, float32, of about BLOCK_BYTES each."""
-        tensor = self._file.tensors[gguf_name(name)]
+        source, shape = self._sources[name], self._shapes[name]
+        tensor = self._file.tensors[source.tensor]
         part = name.rpartition(".")[2]
-        permuted = self.config.family == "llama" and part in ("q", "k", "q_bias", "k_bias")
+        permuted = self.config.family in _INTERLEAVED and part in ("q", "k", "q_bias", "k_bias")
         if len(tensor.shape) == 1:
             block = self._dequantized(tensor, 0, 1)[0]
             yield _rotate_half(block[:, None], self.config.head_dim)[:, 0] if permuted else block
             return
-        for start, stop in row_ranges(tensor.shape, self.config.head_dim if permuted else 1):
-            block = self._dequantized(tensor, start, stop)
+        for start, stop in row_ranges(shape, self.config.head_dim if permuted else 1):
+            block = self._dequantized(tensor, source.first + start, source.first + stop)
             yield _rotate_half(block, self.config.head_dim) if permuted else block
 
     def _dequantized(self, tensor: GgufTensor, start: int, stop: int) -> NDArray[np.float32]:
@@ -85,10 +79,10 @@ class GgufCheckpoint:
         return require_finite(block, tensor.name, self.path)
 
     def _check_tensors(self) -> None:
-        wanted = {gguf_name(name): shape for name, shape in self._shapes.items()}
+        wanted = file_shapes(self.config, self._sources)
         tensors = self._file.tensors
         for name in tensors:
-            if name not in wanted:
+            if name not in wanted and name not in FACTORS:
                 raise CheckpointError(
                     f"{self.path} has a tensor {name[:80]} that a {self.config.family} model lacks",
                     "the model is of another architecture than its metadata says, or of another size",
@@ -111,14 +105,6 @@ class GgufCheckpoint:
             if name.startswith("blk."):
                 kinds[tensor.kind.name] += int(np.prod(shape))
         self.source_format = f"GGUF {kinds.most_common(1)[0][0]}"
-
-
-def gguf_name(name: str) -> str:
-    """The GGUF name of a canonical tensor name."""
-    if name in _WHOLE:
-        return _WHOLE[name]
-    _, layer, part = name.split(".")
-    return f"blk.{layer}.{_PARTS[part]}"
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,19 +19,21 @@ MAX_FIELDS = 1 << 16
 MAX_TENSORS = 1 << 16
 MAX_ITEMS = 1 << 22
 MAX_HEADER = 256 << 20
+_MAX_PARTS = 1000
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """Where a tensor lies: `shape` outermost first, `offset` and `row_bytes` in bytes."""
+    """Where a tensor lies: `shape` outermost first, `offset` in the file `path` and `row_bytes` in bytes."""
 
     name: str
     shape: tuple[int, ...]
     kind: GGMLQuantizationType
     offset: int
     row_bytes: int
+    path: Path
 
 
 class GgufFile:
@@ -65,12 +68,38 @@ class GgufFile:
         count = (stop - start) * tensor.row_bytes
         try:
             offset = tensor.offset + start * tensor.row_bytes
-            data = np.fromfile(self.path, dtype=np.uint8, count=count, offset=offset)
+            data = np.fromfile(tensor.path, dtype=np.uint8, count=count, offset=offset)
         except OSError as error:
-            raise CheckpointError(f"tensor {tensor.name} of {self.path} cannot be read: {error}") from error
+            raise CheckpointError(f"tensor {tensor.name} of {tensor.path} cannot be read: {error}") from error
         if data.size != count:
-            raise CheckpointError(f"{self.path} ends within tensor {tensor.name}", "download it again")
+            raise CheckpointError(f"{tensor.path} ends within tensor {tensor.name}", "download it again")
         return data.reshape(stop - start, tensor.row_bytes)
+
+
+def open_gguf(path: Path) -> GgufFile:
+    """A GGUF file; of a split one, the first part with the tensors of all parts. Raises CheckpointError."""
+    file = GgufFile(path)
+    count, number = (file.fields.get(f"split.{key}", 0) for key in ("count", "no"))
+    if count in (0, 1):
+        return file
+    named = re.fullmatch(r"(.*)-(\d{5})-of-(\d{5})(\.gguf)", path.name)
+    if not isinstance(count, int) or not 2 <= count <= _MAX_PARTS or named is None or int(named[3]) != count:
+        raise CheckpointError(
+            f"{path} is one of {count} parts of a split GGUF, but not named as such a part is",
+            f"name the parts NAME-00001-of-{count:05}.gguf and so on, as they were downloaded",
+        )
+    if number != 0:
+        first = f"{named[1]}-00001-of-{named[3]}{named[4]}"
+        raise CheckpointError(f"{path} is not the first part of a split GGUF", f"give the first one: {first}")
+    for index in range(2, count + 1):
+        part = GgufFile(path.with_name(f"{named[1]}-{index:05}-of-{named[3]}{named[4]}"))
+        if part.fields.get("split.count") != count or part.fields.get("split.no") != index - 1:
+            raise CheckpointError(f"{part.path} is not part {index} of the {count} that {path.name} begins")
+        twice = file.tensors.keys() & part.tensors.keys()
+        if twice:
+            raise CheckpointError(f"tensor {min(twice)[:80]} is in {part.path} and in a part before it")
+        file.tensors |= part.tensors
+    return file
 
 
 class _HeaderReader:
@@ -193,4 +222,4 @@ def _tensor(path: Path, entry: tuple[str, tuple[int, ...], int, int], start: int
             f"the file at {end}",
             "download it again",
         )
-    return GgufTensor(name, shape, kind, start + relative, row_bytes)
+    return GgufTensor(name, shape, kind, start + relative, row_bytes, path)

@@ -1,13 +1,15 @@
-"""A byte-level BPE tokenizer rebuilt from GGUF metadata as the tokenizers library's own JSON."""
+"""A tokenizer rebuilt from GGUF metadata as the tokenizers library's own JSON."""
 
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from hexgraft.models.checkpoint import TokenizerFiles
 from hexgraft.models.errors import CheckpointError
 from hexgraft.models.gguf_file import GgufFile
+from hexgraft.models.gguf_spm import spm_merges, spm_parts
 from hexgraft.models.tokenizer import load_tokenizer, require_ids, stop_tokens
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
@@ -34,14 +36,17 @@ PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
     "gpt-2": [_GPT2],
     "smollm": [_DIGITS, _GPT2],
     "starcoder": [_DIGITS, _GPT2],
+    "refact": [_DIGITS, _GPT2],
     "qwen2": _split(r"\p{N}"),
+    "deepseek-r1-qwen": _split(r"\p{N}"),
     "llama-bpe": _split(r"\p{N}{1,3}"),
 }
 """How text is cut before merging, by `tokenizer.ggml.pre`, as the models' own tokenizer.json do it."""
 
 _WHOLE_WORDS = {"llama-bpe"}
 _ADDS_BOS = {"llama-bpe"}
-_NFC = {"qwen2"}
+_NFC = {"qwen2", "deepseek-r1-qwen"}
+_LONGEST_PIECE = 256
 _SPECIAL_IDS = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -55,8 +60,10 @@ def tokenizer_from_gguf(file: GgufFile, vocab: int) -> TokenizerFiles:
     where = str(file.path)
     tokens, kinds = _tokens(file)
     require_ids((len(tokens) - 1,), vocab, where)
-    pre = _pre(file)
-    tokenizer_json = _tokenizer_json(tokens, kinds, _merges(file), pre)
+    model, pre = _model(file)
+    known = {token: number for number, token in enumerate(tokens) if kinds[number] != _UNUSED}
+    settings = _spm_settings(file, tokens, known) if model == "llama" else _bpe_settings(file, known, pre)
+    tokenizer_json = _tokenizer_json(tokens, kinds, settings)
     load_tokenizer(tokenizer_json, where)
     special = {
         name: tokens[number] for name, key in _SPECIAL_IDS.items() if (number := _id(file, key, tokens)) >= 0
@@ -67,7 +74,7 @@ def tokenizer_from_gguf(file: GgufFile, vocab: int) -> TokenizerFiles:
     control = {token: number for number, token in enumerate(tokens) if kinds[number] == _CONTROL}
     named = [number for key in ("eos_token_id", "eot_token_id") if (number := _id(file, key, tokens)) >= 0]
     bos = _id(file, "bos_token_id", tokens)
-    adds_bos = file.fields.get("tokenizer.ggml.add_bos_token", pre in _ADDS_BOS)
+    adds_bos = file.fields.get("tokenizer.ggml.add_bos_token", model == "llama" or pre in _ADDS_BOS)
     return TokenizerFiles(
         tokenizer_json=tokenizer_json,
         chat_template=template,
@@ -77,18 +84,22 @@ def tokenizer_from_gguf(file: GgufFile, vocab: int) -> TokenizerFiles:
     )
 
 
-def _pre(file: GgufFile) -> str:
+def _model(file: GgufFile) -> tuple[str, str]:
+    """The kind of tokenizer, "gpt2" or "llama", and how it cuts text before merging."""
     model, pre = (file.fields.get(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
+    if model == "llama":
+        return model, ""
     if model != "gpt2":
         raise CheckpointError(
-            f"{file.path}: tokenizer model {model} is not supported", "supported: gpt2 (byte-level BPE)"
+            f"{file.path}: tokenizer model {model} is not supported",
+            "supported: gpt2 (byte-level BPE) and llama (SentencePiece)",
         )
     if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
         raise CheckpointError(
             f"{file.path}: pre-tokenizer {pre} is not supported",
             f"supported: {', '.join(sorted(PRE_TOKENIZERS))}",
         )
-    return pre
+    return model, pre
 
 
 def _tokens(file: GgufFile) -> tuple[list[str], list[int]]:
@@ -126,7 +137,36 @@ def _id(file: GgufFile, key: str, tokens: list[str]) -> int:
     return number
 
 
-def _tokenizer_json(tokens: list[str], kinds: list[int], merges: list[list[str]], pre: str) -> str:
+def _bpe_settings(file: GgufFile, known: dict[str, int], pre: str) -> dict[str, Any]:
+    return {
+        "normalizer": {"type": "NFC"} if pre in _NFC else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": PRE_TOKENIZERS[pre]},
+        "decoder": _GPT2,
+        "model": {"ignore_merges": pre in _WHOLE_WORDS, "vocab": known, "merges": _merges(file)},
+    }
+
+
+def _spm_settings(file: GgufFile, tokens: list[str], known: dict[str, int]) -> dict[str, Any]:
+    scores = file.fields.get("tokenizer.ggml.scores")
+    if not isinstance(scores, list) or len(scores) != len(tokens):
+        raise CheckpointError(f"{file.path}: tokenizer.ggml.scores does not have one entry a token")
+    if not all(isinstance(score, float) and math.isfinite(score) for score in scores):
+        raise CheckpointError(f"{file.path}: tokenizer.ggml.scores holds something that is not a number")
+    longest = max(map(len, known), default=0)
+    if longest > _LONGEST_PIECE:
+        raise CheckpointError(f"{file.path} has a token of {longest} letters, which no tokenizer needs")
+    unknown = _id(file, "unknown_token_id", tokens)
+    model = {
+        "unk_token": tokens[unknown] if unknown >= 0 else None,
+        "fuse_unk": True,
+        "byte_fallback": True,
+        "vocab": known,
+        "merges": spm_merges(known, scores),
+    }
+    return spm_parts(bool(file.fields.get("tokenizer.ggml.add_space_prefix", True))) | {"model": model}
+
+
+def _tokenizer_json(tokens: list[str], kinds: list[int], settings: dict[str, Any]) -> str:
     """Unused tokens (rows that only pad the embedding) stay out, as in the models' own tokenizer.json."""
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     added = [
@@ -134,26 +174,23 @@ def _tokenizer_json(tokens: list[str], kinds: list[int], merges: list[list[str]]
         for number, token in enumerate(tokens)
         if kinds[number] in (_CONTROL, _USER_DEFINED)
     ]
+    model = {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": False,
+    }
     value = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": added,
-        "normalizer": {"type": "NFC"} if pre in _NFC else None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": PRE_TOKENIZERS[pre]},
         "post_processor": None,
-        "decoder": _GPT2,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": pre in _WHOLE_WORDS,
-            "vocab": {token: number for number, token in enumerate(tokens) if kinds[number] != _UNUSED},
-            "merges": merges,
-        },
+        **settings,
+        "model": model | settings["model"],
     }
     return json.dumps(value, ensure_ascii=False)

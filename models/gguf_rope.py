@@ -1,0 +1,85 @@
+"""The rotary embedding GGUF metadata asks for, its scaling resolved into plain frequencies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hexgraft.models.config import Rope
+from hexgraft.models.errors import CheckpointError
+from hexgraft.models.gguf_file import GgufFile
+from hexgraft.models.json_file import Fields
+from hexgraft.models.rope_scaling import factored_rope, linear_rope, plain_rope, yarn_rope
+
+FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+"""Tensors of divisors of frequencies: Llama 3's scaling, and longrope's two sets."""
+
+_SCALINGS = ("none", "linear", "yarn", "longrope")
+_GEMMA3_LOCAL_THETA = 10000.0
+
+
+@dataclass(frozen=True, slots=True)
+class GgufRope:
+    """`context` is as far as the frequencies are right, `limit` why that is less than the checkpoint's."""
+
+    rope: Rope
+    local: Rope | None
+    context: int
+    limit: str | None
+
+
+def rope_from_gguf(file: GgufFile, fields: Fields, family: str, head_dim: int) -> GgufRope:
+    """Read `rope.*` keys and factor tensors. Raises CheckpointError."""
+    context = fields.integer(f"{family}.context_length")
+    dim = fields.integer(f"{family}.rope.dimension_count", head_dim)
+    if dim != head_dim or dim % 2:
+        raise CheckpointError(
+            f"{file.path}: RoPE over {dim} of {head_dim} head dimensions is not supported",
+            "only full, even head dimensions are rotated so far",
+        )
+    theta = fields.number(f"{family}.rope.freq_base", 10000.0)
+    original = fields.integer(f"{family}.rope.scaling.original_context_length", context)
+    if FACTORS[1] in file.tensors:
+        scale = fields.number(f"{family}.rope.scaling.attn_factor", 1.0)
+        rope = factored_rope(dim, theta, _factors(file, FACTORS[1], dim), scale)
+        limit = f"RoPE scaling of type longrope is right up to its original context of {original} only"
+        return GgufRope(rope, None, min(context, original), limit if original < context else None)
+    local = None
+    if family == "gemma3":
+        local = plain_rope(dim, fields.number("gemma3.rope.freq_base_swa", _GEMMA3_LOCAL_THETA))
+    return GgufRope(_resolve(file, fields, family, dim, theta, original), local, context, None)
+
+
+def _resolve(file: GgufFile, fields: Fields, family: str, dim: int, theta: float, original: int) -> Rope:
+    kind = fields.text(f"{family}.rope.scaling.type", "none")
+    factor = fields.number(f"{family}.rope.scaling.factor", fields.number(f"{family}.rope.scale_linear", 1.0))
+    if FACTORS[0] in file.tensors:
+        return factored_rope(dim, theta, _factors(file, FACTORS[0], dim))
+    if kind == "linear" or (
+        kind == "none" and factor != 1.0 and f"{family}.rope.scale_linear" in file.fields
+    ):
+        return linear_rope(dim, theta, factor)
+    if kind in ("none", "longrope"):
+        return plain_rope(dim, theta)
+    if kind == "yarn":
+        return yarn_rope(
+            dim,
+            theta,
+            factor,
+            original,
+            attention_factor=fields.maybe_number(f"{family}.rope.scaling.attn_factor"),
+            beta_fast=fields.number(f"{family}.rope.scaling.yarn_beta_fast", 32.0),
+            beta_slow=fields.number(f"{family}.rope.scaling.yarn_beta_slow", 1.0),
+        )
+    raise CheckpointError(
+        f"{file.path}: RoPE scaling of type {kind} is not supported", f"supported: {', '.join(_SCALINGS)}"
+    )
+
+
+def _factors(file: GgufFile, name: str, dim: int) -> NDArray[np.float32]:
+    tensor = file.tensors[name]
+    if tensor.shape != (dim // 2,) or tensor.kind.name != "F32":
+        raise CheckpointError(f"tensor {name} of {file.path} is not {dim // 2} factors in F32")
+    return file.rows(tensor, 0, 1).view(np.float32)[0]
