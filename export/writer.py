@@ -4,6 +4,7 @@ whole."""
 from __future__ import annotations
 
 import errno
+import glob
 import hashlib
 import importlib.metadata
 import os
@@ -225,32 +226,33 @@ def _whole_folder(path: Path) -> Iterator[Path]:
             if file.is_file():
                 _sync(file)
         partial.rename(parent / path.name)
+        _sync(parent)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise ExportError(
-                f"no space left for the bundle in {parent}", "free some space, or export to another disk"
+                f"no space left for the bundle in {parent}",
+                f"see `df -h {parent}`; free some, or name another disk with -o",
             ) from error
-        raise ExportError(f"cannot write the bundle in {parent}: {error.strerror or error}") from error
+        raise ExportError(
+            f"cannot write the bundle in {parent}: {error.strerror or error}",
+            f"see `ls -ld {parent}`, or name another folder with -o",
+        ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
 def _sweep(parent: Path, name: str) -> None:
     """Remove what exports to this name left behind when they were killed."""
-    for leftover in parent.glob(f".{name}.partial-*"):
+    for leftover in parent.glob(f".{glob.escape(name)}.partial-*"):
         pid = leftover.name.rpartition("-")[2]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():
             shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _sync(file: Path) -> None:
-    with file.open("rb") as stream:
-        os.fsync(stream.fileno())
-
-
-def parse_widths(values: Sequence[int]) -> tuple[int, ...]:
-    """Ascending, distinct, positive widths; raises ExportError otherwise."""
-    widths = tuple(sorted(set(values)))
-    if not widths or widths[0] < 1 or widths[-1] > 1024:
-        raise ExportError(f"widths must be between 1 and 1024, got {', '.join(map(str, values))}")
-    return widths
+def _sync(path: Path) -> None:
+    """Have a file, or the names in a folder, reach the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -14,6 +14,8 @@ from hexgraft.models.errors import BundleError
 
 EXPORT_HINT = "make it again with `hexgraft export`"
 _MANIFEST_LIMIT = 16 << 20
+_LARGEST = 1 << 24
+"""Beyond any size of a model; buffers are allocated by these numbers."""
 
 
 class _Version(msgspec.Struct):
@@ -117,7 +119,7 @@ def _parse(raw: bytes, where: Path) -> Manifest:
                 "export again with this version, or use the version that made the bundle",
             )
         return msgspec.json.decode(raw, type=Manifest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BundleError(f"{where} is not a bundle manifest: {error}", EXPORT_HINT) from error
 
 
@@ -132,8 +134,9 @@ def _check_names(manifest: Manifest, where: Path) -> None:
             or name in ("", ".", MANIFEST)
         ):
             raise BundleError(f"{where} names a file outside the bundle: {name!r}", EXPORT_HINT)
-        if (where.parent / name).is_symlink():
-            raise BundleError(f"{where.parent / name} is a link; a bundle holds plain files", EXPORT_HINT)
+        for part in (pure, *pure.parents[:-1]):
+            if (where.parent / part).is_symlink():
+                raise BundleError(f"{where.parent / part} is a link; a bundle holds plain files", EXPORT_HINT)
 
 
 def _check_model(role: str, model: ModelEntry, manifest: Manifest, where: Path) -> None:
@@ -151,7 +154,7 @@ def _check_model(role: str, model: ModelEntry, manifest: Manifest, where: Path) 
         model.vocab,
         model.context,
     )
-    if min(sizes) < 1 or model.heads % model.kv_heads or model.head_dim % 2:
+    if min(sizes) < 1 or max(sizes) > _LARGEST or model.heads % model.kv_heads or model.head_dim % 2:
         refuse("has impossible sizes")
     for rope in (model.rope, *([model.local_rope] if model.local_rope is not None else [])):
         if rope.dim != model.head_dim:

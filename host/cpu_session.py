@@ -13,7 +13,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from hexgraft.host.bundle import Bundle
+from hexgraft.host.bundle import EXPORT_HINT, Bundle
 from hexgraft.host.cache import STEP, Cache
 from hexgraft.host.logits import topk
 from hexgraft.host.rope import rope_table
@@ -257,7 +257,18 @@ def _load(bundle: Bundle, role: str, threads: int) -> ort.InferenceSession:
     options.log_severity_level = 3
     file = bundle.file(bundle.graph(role, "cpu").file)
     try:
-        return ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime raises types of its own that share no base class but this one
         reason = str(error).strip().splitlines()[0]
-        raise BundleError(f"ONNX Runtime {ort.__version__} cannot load {file}: {reason}") from error
+        raise BundleError(
+            f"ONNX Runtime {ort.__version__} cannot load {file}: {reason}", EXPORT_HINT
+        ) from error
+    model = bundle.model(role)
+    found = {value.name: value.shape for value in (*session.get_inputs(), *session.get_outputs())}
+    layers = sum(name.startswith("past_key_") and name.endswith("_in") for name in found)
+    sizes = [layers, *found.get("past_key_0_in", [])[::2], *found.get("logits", [])[2:]]
+    hidden = found["hidden"][-1] if "hidden" in found else None
+    wanted = [model.layers, model.kv_heads, model.head_dim, model.vocab]
+    if sizes != wanted or hidden != (model.hidden if model.outputs_hidden else None):
+        raise BundleError(f"{file} is not the graph that the bundle's manifest describes", EXPORT_HINT)
+    return session

@@ -40,11 +40,11 @@ class DecodeOptions:
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
-            raise UsageError(f"--max-tokens {self.max_tokens} is not positive")
+            raise UsageError(f"--max-tokens {self.max_tokens} is not positive", "example: --max-tokens 256")
         if self.tree_size < 1:
-            raise UsageError(f"--tree-size {self.tree_size} is not positive")
+            raise UsageError(f"--tree-size {self.tree_size} is not positive", "example: --tree-size 16")
         if self.logprobs is not None and self.logprobs < 0:
-            raise UsageError(f"--logprobs {self.logprobs} is negative")
+            raise UsageError(f"--logprobs {self.logprobs} is negative", "example: --logprobs 5")
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ class Sampling:
     def __post_init__(self) -> None:
         finite = (self.temperature, self.top_p, self.min_p, self.repetition, self.presence, self.frequency)
         if not all(np.isfinite(finite)):
-            raise UsageError("sampling options must be finite numbers")
+            raise UsageError("sampling options must be finite numbers", "see `hexgraft run --help`")
         for ok, what in (
             (self.temperature >= 0, f"--temperature {self.temperature} is negative"),
             (self.top_k >= 0, f"--top-k {self.top_k} is negative"),
@@ -47,7 +47,7 @@ class Sampling:
             (self.repetition > 0, f"--repetition-penalty {self.repetition} is not positive"),
         ):
             if not ok:
-                raise UsageError(what)
+                raise UsageError(what, "see `hexgraft run --help`")
 
     @property
     def penalised(self) -> bool:

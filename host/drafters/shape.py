@@ -29,7 +29,10 @@ class AcceptanceTable:
         for level in self._levels:
             values = np.array(level, np.float64)
             if not np.isfinite(values).all() or values.min() < 0 or values.max() > 1:
-                raise UsageError(f"acceptance by rank {level} is not a list of numbers from 0 to 1")
+                raise UsageError(
+                    f"acceptance by rank {level} is not a list of numbers from 0 to 1",
+                    "example: --draft-option table=0.6,0.2,0.1",
+                )
 
     def falling(self) -> AcceptanceTable:
         """The same rates, the largest first at every depth."""
