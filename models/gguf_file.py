@@ -206,7 +206,10 @@ def _tensor(path: Path, entry: tuple[str, tuple[int, ...], int, int], start: int
     try:
         kind = GGMLQuantizationType(number)
     except ValueError:
-        raise CheckpointError(f"tensor {name[:80]} of {path} is of the unknown type {number}") from None
+        raise CheckpointError(
+            f"tensor {name[:80]} of {path} is of the unknown type {number}",
+            "`pip install -U gguf` may bring it; or take a file in another quantisation, such as Q8_0",
+        ) from None
     elements, bytes_each = GGML_QUANT_SIZES[kind]
     if shape[-1] % elements:
         raise CheckpointError(

@@ -30,7 +30,9 @@ class LevelsKnobs:
     def __post_init__(self) -> None:
         for name in ("top_k", "depth"):
             if getattr(self, name) < 1:
-                raise UsageError(f"levels: {name} {getattr(self, name)} is not positive")
+                raise UsageError(
+                    f"levels: {name} {getattr(self, name)} is not positive", f"--draft-option {name}=8"
+                )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,310 @@
+"""Bad input through the command line: one sentence, a hint, an exit code, and nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command import error_of, hexgraft
+from pair import write_pair
+from tiny import write_tiny_gguf, write_tiny_hf
+
+from hexgraft.host.bundle import open_bundle
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pair, its bundle and its checkpoints, which no test changes."""
+    folder = tmp_path_factory.mktemp("pair")
+    write_pair(folder)
+    return folder
+
+
+@pytest.fixture
+def bundle(folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(folder / "bundle", tmp_path / "copy"))
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Iterator[Path]:
+    """Where an export that fails should leave nothing."""
+    (tmp_path / "out").mkdir()
+    yield tmp_path / "out" / "bundle"
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+EXPORT = ("--context", "64", "--widths", "1,8")
+
+# ------------------------------------------------------------------ checkpoints
+
+
+def test_missing_checkpoint(output: Path) -> None:
+    result = hexgraft("export", "nowhere.gguf", "-o", output, *EXPORT)
+    message, hint = error_of(result)
+    assert message == "no checkpoint at nowhere.gguf"
+    assert "`hexgraft fetch`" in hint
+    assert result.exit_code == 1
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.9, 0.999])
+def test_truncated_gguf(output: Path, tmp_path: Path, share: float) -> None:
+    file = write_tiny_gguf(tmp_path / "tiny.gguf")
+    os.truncate(file, int(file.stat().st_size * share))
+    result = hexgraft("export", file, "-o", output, *EXPORT)
+    message, _ = error_of(result)
+    assert "tiny.gguf" in message
+    assert result.exit_code == 1
+
+
+def test_unsupported_architecture(output: Path, tmp_path: Path) -> None:
+    path = write_tiny_hf(tmp_path / "model")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"model_type": "mamba"}))
+    result = hexgraft("export", path, "-o", output, *EXPORT)
+    message, hint = error_of(result)
+    assert "mamba" in message
+    assert "llama" in message + hint
+    assert result.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "said", "hinted"),
+    [
+        (24, "tensor token_embd.weight of {} has type I8, which is not supported", "Q8_0"),
+        (200, "tensor token_embd.weight of {} is of the unknown type 200", "pip install -U gguf"),
+    ],
+)
+def test_unsupported_quantisation(output: Path, tmp_path: Path, number: int, said: str, hinted: str) -> None:
+    """A GGUF whose embedding says it is of another type."""
+    file = write_tiny_gguf(tmp_path / "tiny.gguf", quant="F32")
+    raw = bytearray(file.read_bytes())
+    name = b"token_embd.weight"
+    place = raw.index(name) + len(name) + 4 + 2 * 8
+    assert int.from_bytes(raw[place : place + 4], "little") == 0
+    raw[place : place + 4] = number.to_bytes(4, "little")
+    file.write_bytes(raw)
+    result = hexgraft("export", file, "-o", output, *EXPORT)
+    message, hint = error_of(result)
+    assert message == said.format(file)
+    assert hinted in hint
+    assert result.exit_code == 1
+
+
+def test_draft_with_another_vocabulary(output: Path, folder: Path, tmp_path: Path) -> None:
+    draft = write_tiny_hf(tmp_path / "draft", vocab=300)
+    result = hexgraft("export", folder / "target-checkpoint", "--draft", draft, "-o", output, *EXPORT)
+    message, hint = error_of(result)
+    assert message.startswith("the draft has another vocabulary: token 300 is None there and ")
+    assert hint == "take a draft of the same model family and tokenizer"
+    assert result.exit_code == 1
+
+
+def test_context_beyond_the_trained_one(output: Path, folder: Path) -> None:
+    result = hexgraft("export", folder / "target-checkpoint", "-o", output, "--context", "513")
+    message, hint = error_of(result)
+    assert message.startswith("--context 513 is more than the 512 positions ")
+    assert hint == "use --context 512 or less"
+    assert result.exit_code == 1
+
+
+@pytest.mark.parametrize("widths", ["0", "-1,8", "1,99999", "a", "", "1,,8", "1e3"])
+def test_absurd_widths(output: Path, folder: Path, widths: str) -> None:
+    result = hexgraft("export", folder / "target-checkpoint", "-o", output, "--widths", widths)
+    message, hint = error_of(result)
+    assert message == f"--widths {widths!r} is not a list of numbers from 1 to 1024"
+    assert hint == "example: --widths 1,8,16,32,128"
+    assert result.exit_code == 2
+
+
+# ------------------------------------------------------------------ output folders
+
+
+def test_output_that_exists(bundle: Path, folder: Path) -> None:
+    before = open_bundle(bundle).digest
+    result = hexgraft("export", folder / "target-checkpoint", "-o", bundle, *EXPORT)
+    message, hint = error_of(result)
+    assert message == f"{bundle} exists already"
+    assert hint == f"choose another name, or remove it: rm -r {bundle}"
+    assert result.exit_code == 1
+    assert open_bundle(bundle).digest == before
+
+
+def test_full_disk(output: Path, folder: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard))
+    try:
+        result = hexgraft("export", folder / "target-checkpoint", "-o", output, *EXPORT)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    message, hint = error_of(result)
+    assert message == f"no space left for the bundle in {output.parent}"
+    assert hint.startswith(f"see `df -h {output.parent}`")
+    assert result.exit_code == 1
+
+
+def test_folder_that_cannot_be_written(folder: Path) -> None:
+    result = hexgraft("export", folder / "target-checkpoint", "-o", "/proc/bundle", *EXPORT)
+    message, hint = error_of(result)
+    assert message.startswith("cannot write the bundle in /proc: ")
+    assert "ls -ld /proc" in hint
+    assert result.exit_code == 1
+
+
+# ------------------------------------------------------------------ bundles
+
+
+@pytest.mark.parametrize("command", [("inspect",), ("run", "-p", "hi"), ("chat",)])
+def test_changed_byte(bundle: Path, command: tuple[str, ...]) -> None:
+    file = bundle / "target" / "model.weights"
+    raw = bytearray(file.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    file.write_bytes(raw)
+    result = hexgraft(command[0], bundle, *command[1:], input="hi\n")
+    message, hint = error_of(result)
+    assert message == f"{file} is not the file that was exported: sha256 differs"
+    assert hint == "make it again with `hexgraft export`"
+    assert result.exit_code == 1
+
+
+def test_no_verify_reads_no_file_it_does_not_need(bundle: Path) -> None:
+    """What it skips is the content; a size that differs is found at once."""
+    file = bundle / "draft" / "model.weights"
+    raw = file.read_bytes()
+    file.write_bytes(bytes([raw[0] ^ 1]) + raw[1:])
+    arguments = ("run", bundle, "-p", "hi", "--plain", "--max-tokens", "2")
+    assert hexgraft(*arguments).exit_code == 1
+    assert hexgraft(*arguments, "--no-verify").exit_code == 0
+    file.write_bytes(raw[1:])
+    message, _ = error_of(hexgraft(*arguments, "--no-verify"))
+    assert f"has {len(raw) - 1} bytes" in message
+
+
+def test_unknown_version(bundle: Path) -> None:
+    manifest = json.loads((bundle / "bundle.json").read_text())
+    (bundle / "bundle.json").write_text(json.dumps(manifest | {"format": 99}))
+    result = hexgraft("run", bundle, "-p", "hi")
+    message, hint = error_of(result)
+    assert "has bundle format 99, this hexgraft reads format " in message
+    assert hint == "export again with this version, or use the version that made the bundle"
+    assert result.exit_code == 1
+
+
+def test_path_that_leaves_the_bundle(bundle: Path) -> None:
+    manifest = json.loads((bundle / "bundle.json").read_text())
+    manifest["files"]["../../etc/passwd"] = {"size": 1, "sha256": "0" * 64}
+    (bundle / "bundle.json").write_text(json.dumps(manifest))
+    message, _ = error_of(hexgraft("inspect", bundle))
+    assert message == f"{bundle / 'bundle.json'} names a file outside the bundle: '../../etc/passwd'"
+
+
+def test_link_in_a_bundle(bundle: Path, tmp_path: Path) -> None:
+    (bundle / "tokenizer.json").rename(tmp_path / "elsewhere")
+    (bundle / "tokenizer.json").symlink_to(tmp_path / "elsewhere")
+    message, _ = error_of(hexgraft("inspect", bundle))
+    assert message == f"{bundle / 'tokenizer.json'} is a link; a bundle holds plain files"
+
+
+def test_checkpoint_where_a_bundle_is_wanted(tmp_path: Path) -> None:
+    file = write_tiny_gguf(tmp_path / "tiny.gguf")
+    message, hint = error_of(hexgraft("run", file, "-p", "hi"))
+    assert message == f"no bundle at {file}"
+    assert "`hexgraft export tiny.gguf -o BUNDLE`" in hint
+
+
+# ------------------------------------------------------------------ prompts and options
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "code"),
+    [
+        (("-p", ""), "the prompt is empty", 2),
+        ((), "give one prompt", 2),
+        (("-p", "a", "-f", "b"), "give one prompt", 2),
+        (("-f", "nowhere.txt"), "cannot read nowhere.txt: No such file or directory", 2),
+        (("-f", "/"), "cannot read /: Is a directory", 2),
+        (("what", "-p", "a"), "unexpected argument 'what'", 2),
+        (("-p", "fox " * 300), "the prompt has 320 tokens, the context holds 256", 1),
+        (("-p", "a", "--tree-size", "33"), "--tree-size 33 is wider than the widest graph, 32", 2),
+        (("-p", "a", "--tree-size", "0"), "--tree-size 0 is not positive", 2),
+        (("-p", "a", "--max-tokens", "0"), "--max-tokens 0 is not positive", 2),
+        (("-p", "a", "--temperature", "-1"), "--temperature -1.0 is negative", 2),
+        (("-p", "a", "--top-p", "nan"), "sampling options must be finite numbers", 2),
+        (
+            ("-p", "a", "--widths", "5000"),
+            "--widths '5000' is neither `bundle` nor numbers from 1 to 1024",
+            2,
+        ),
+        (("-p", "a", "--stop", ""), "a stop string is empty", 2),
+        (
+            ("-p", "a", "--prefix", "x.", "--stop", "."),
+            "the answer's given beginning holds the stop string '.'",
+            2,
+        ),
+        (("-p", "a", "--raw", "--system", "b"), "--system needs a chat template", 2),
+        (("-p", "a", "--plain", "--draft", "levels"), "--plain and --draft levels contradict each other", 2),
+        (("-p", "a", "--logprobs", "1"), "--logprobs shows in --json only", 2),
+        (("-p", "a", "--draft-option", "depth"), "--draft-option 'depth' is not name=value", 2),
+        (("-p", "a", "--draft-option", "dept=3"), "the drafter levels has no option 'dept'", 2),
+        (("-p", "a", "--draft-option", "depth=0"), "levels: depth 0 is not positive", 2),
+        (
+            ("-p", "a", "--draft-option", "depth=three"),
+            "--draft-option depth=three: 'three' is not a whole number",
+            2,
+        ),
+        (
+            ("-p", "a", "--draft", "static", "--draft-option", "table=2"),
+            "acceptance by rank [2.0] is not a list of numbers from 0 to 1",
+            2,
+        ),
+        (("-p", "a", "--corpus", "x"), "--corpus is of no use to the drafter levels", 2),
+        (("-p", "a", "--draft", "lookup", "--corpus", "x"), "cannot read x: No such file or directory", 2),
+        (("-p", "a", "--baked", "x"), "no baked prefix at x", 1),
+    ],
+)
+def test_prompts_and_options(folder: Path, arguments: tuple[str, ...], message: str, code: int) -> None:
+    result = hexgraft("run", folder / "bundle", *arguments)
+    said, hint = error_of(result)
+    assert said == message
+    assert hint
+    assert result.exit_code == code
+
+
+def test_the_nearest_name_is_offered(folder: Path) -> None:
+    result = hexgraft(
+        "run", folder / "bundle", "-p", "a", "--draft", "best-first", "--draft-option", "max-fanout=3"
+    )
+    assert error_of(result)[1] == "did you mean --draft-option max_fan_out=...?"
+
+
+def test_a_verifier_that_would_be_biased(folder: Path) -> None:
+    result = hexgraft("run", folder / "bundle", "-p", "a", "--verifier", "specinfer", "--draft", "levels")
+    message, _ = error_of(result)
+    assert message.startswith("the specinfer verifier would be biased")
+    assert result.exit_code == 2
+
+
+def test_a_prompt_that_is_no_text(folder: Path) -> None:
+    result = hexgraft("run", folder / "bundle", "-", input=b"abc\xff")
+    message, hint = error_of(result)
+    assert message == "the prompt on standard input is not UTF-8 text: invalid start byte at byte 3"
+    assert "iconv" in hint
+    assert result.exit_code == 2
+
+
+def test_a_prompt_larger_than_any(folder: Path) -> None:
+    result = hexgraft("run", folder / "bundle", "-", input=b"a" * ((16 << 20) + 1))
+    message, _ = error_of(result)
+    assert message == "the prompt on standard input has more than 16 MB"
+    assert result.exit_code == 2
+
+
+def test_unknown_options_and_choices(folder: Path) -> None:
+    for arguments in (["--bogus"], ["--draft", "bogus"], ["--threads", "-1"], ["--max-tokens", "x"]):
+        result = hexgraft("run", folder / "bundle", "-p", "a", *arguments)
+        assert result.exit_code == 2
+        assert "Usage: hexgraft run" in result.stderr
