@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from hexgraft.host.adb.session import DeviceOptions, open_device_session
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cpu_session import CpuSession
+from hexgraft.host.htp_session import HtpSession
 from hexgraft.host.runner_session import open_local_session
 from hexgraft.host.session import Session
 from hexgraft.models.errors import UsageError
 
-BACKENDS = ("cpu", "runner", "device")
+BACKENDS = ("cpu", "htp-sim", "runner", "device")
 
 
 def parse_width_option(option: str | None, bundle: Bundle) -> tuple[int, ...] | None:
@@ -51,6 +52,8 @@ def open_session(
                 f"--backend cpu has no provider {provider}", "add --backend runner or --backend device"
             )
         return CpuSession(bundle, role, widths=widths, whole=whole, threads=threads)
+    if backend == "htp-sim":
+        return HtpSession(bundle, role, widths=widths)
     if backend == "runner":
         return open_local_session(
             bundle, role, provider=provider, widths=widths, whole=whole, threads=threads

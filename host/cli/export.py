@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 
+from hexgraft.export.htp.pipeline import export_htp
 from hexgraft.export.writer import DEFAULT_CONTEXT, DEFAULT_WIDTHS, ExportOptions, Step, export_bundle
 from hexgraft.host.bundle import open_bundle
 from hexgraft.host.cli.console import bytes_progress, print_json, say
+from hexgraft.host.cli.htp_options import htp_options, take_htp
 from hexgraft.models.checkpoint import open_checkpoint
 from hexgraft.models.errors import UsageError
 
@@ -39,31 +42,47 @@ def parse_widths(text: str) -> tuple[int, ...]:
     "--widths", default=",".join(map(str, DEFAULT_WIDTHS)), show_default=True, help="Rows a pass, per graph."
 )
 @click.option(
-    "--context", default=DEFAULT_CONTEXT, show_default=True, type=click.IntRange(min=1), help="Cache slots."
+    "--context",
+    type=click.IntRange(min=1),
+    help=f"Cache slots. Default: {DEFAULT_CONTEXT}, or as many as the model was trained for if that is less.",
 )
+@htp_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def export(
-    checkpoint: Path, output: Path, draft: Path | None, widths: str, context: int, as_json: bool
+    checkpoint: Path,
+    output: Path,
+    draft: Path | None,
+    widths: str,
+    context: int | None,
+    as_json: bool,
+    **chosen: Any,
 ) -> None:
     """Export CHECKPOINT (a GGUF file or a Hugging Face folder) to a bundle.
 
-    The bundle appears at its name only when it is whole.
+    The bundle appears at its name only when it is whole. With --target htp, the same command goes on where an
+    interrupted one stopped.
 
     \b
     Examples:
       hexgraft export SmolLM2-135M-Instruct.Q4_1.gguf -o smollm2
       hexgraft export Qwen2.5-3B -o pair --draft Qwen2.5-0.5B --context 4096
+      hexgraft export SmolLM2-135M-Instruct.Q4_1.gguf -o phone --target htp --soc SM8650 --precision w8a16
     """
-    options = ExportOptions(parse_widths(widths), context)
+    htp = take_htp(chosen)
+    rows = parse_widths(widths)
     start = time.monotonic()
     target = open_checkpoint(checkpoint)
+    options = ExportOptions(rows, context or min(DEFAULT_CONTEXT, target.config.context))
     drafting = open_checkpoint(draft) if draft else None
     with bytes_progress() as update:
 
         def report(step: Step) -> None:
             update(step.what, step.done, step.total)
 
-        export_bundle(target, output, draft=drafting, options=options, report=report)
+        if htp is None:
+            export_bundle(target, output, draft=drafting, options=options, report=report)
+        else:
+            export_htp(target, output, draft=drafting, options=options, htp=htp, report=report, say=say)
     bundle = open_bundle(output)
     size = sum(entry.size for entry in bundle.manifest.files.values())
     if as_json:

@@ -1,0 +1,184 @@
+"""Lays an NPU build out in the bundle's folder: static graphs to compile, and the binaries that come of
+them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from hexgraft.export.htp.compile import compile_binary
+from hexgraft.export.htp.network import Network
+from hexgraft.export.htp.parts import split
+from hexgraft.export.htp.plan import HtpOptions, Variant, cuts
+from hexgraft.export.htp.precision import FLOAT
+from hexgraft.export.htp.quantise import quantise
+from hexgraft.export.htp.ranges import Ranges
+from hexgraft.export.htp.soc import Soc
+from hexgraft.export.htp.stages import Stages
+from hexgraft.export.htp.weights import QuantisedWeights
+from hexgraft.export.static import static_name
+from hexgraft.host.bundle import Bundle
+from hexgraft.host.manifest import GraphEntry, HtpEntry
+
+_MASK_MARGIN = 20.0
+"""How far below every visible score a hidden one ends at least, in nats: e^-20 is nothing at 16 bits."""
+
+
+@dataclass(slots=True)
+class Job:
+    """One binary: `graphs` are its (width, part), `host` whether it is for the emulator alone."""
+
+    soc: Soc
+    folder: Path
+    name: str
+    graphs: tuple[tuple[int, int], ...]
+    host: bool
+
+
+@dataclass
+class Build:
+    """One variant of one model. `mask` takes the place of the model's mask value where it is set."""
+
+    bundle: Bundle
+    role: str
+    variant: Variant
+    htp: HtpOptions
+    widths: tuple[int, ...]
+    say: Callable[[str], None]
+    mask: float | None = field(default=None)
+
+    @cached_property
+    def network(self) -> Network:
+        return Network(self.bundle, self.role)
+
+    @cached_property
+    def cuts(self) -> list[str]:
+        return cuts(self.network, self.variant.precision, self.htp.part_bytes)
+
+    @property
+    def parts(self) -> int:
+        return len(self.cuts) + 1
+
+    def graph_name(self, width: int, part: int) -> str:
+        name = static_name(self.role, width, self.network.model.context)
+        return f"{name}_part{part}" if self.cuts else name
+
+    def work_file(self, width: int, part: int) -> Path:
+        """The static graph to compile. It lies beside the weights, as runtimes read none from elsewhere."""
+        return self.network.folder / f"{self.graph_name(width, part)}.{self.variant.tag}.work.onnx"
+
+    def jobs(self) -> Iterator[Job]:
+        """Every binary of this variant: for each chip one a part, or one a graph where nothing is shared;
+        for the first chip also the emulator's."""
+        for soc in self.variant.socs:
+            folder = Path(self.role) / "htp" / soc.name.lower() / self.variant.tag
+            shared = self.htp.shared and len(self.widths) > 1
+            simulated = soc == self.htp.socs[0]
+            for part in range(self.parts):
+                if shared:
+                    graphs = tuple((width, part) for width in self.widths)
+                    yield Job(soc, folder, f"part{part}" if self.cuts else self.role, graphs, False)
+                else:
+                    for width in self.widths:
+                        yield Job(soc, folder, self.graph_name(width, part), ((width, part),), False)
+            if shared and simulated:
+                for width in self.host_widths:
+                    for part in range(self.parts):
+                        yield Job(soc, folder / "host", self.graph_name(width, part), ((width, part),), True)
+
+    @property
+    def host_widths(self) -> tuple[int, ...]:
+        return self.widths if self.htp.host_widths is None else self.htp.host_widths
+
+
+def build_graphs(build: Build, ranges: Ranges | None, progress: Callable[[int], None]) -> None:
+    """Write the static graphs of all widths and parts, and the quantised weights they share."""
+    network, precision = build.network, build.variant.precision
+    weights = None
+    if ranges is not None:
+        weights = QuantisedWeights(network, f"{build.variant.tag}.work.weights", progress)
+        if build.mask is not None:
+            ranges = ranges.with_mask(network.model.mask_value, build.mask)
+    for width in build.widths:
+        parts = split(network.static(width), build.cuts, network.model.hidden, width)
+        for number, part in enumerate(parts):
+            if weights is not None and ranges is not None:
+                part = quantise(network, part, precision, ranges, weights)
+            onnx.save(part, build.work_file(width, number))
+
+
+def choose_mask(ranges: Ranges) -> float:
+    """The mask constant of an all-integer graph: as near as it may be, since the scores share its 16 bits."""
+    scores = [name for name in ranges.low if name.endswith(".scores")]
+    low = min(ranges.low[name] for name in scores)
+    high = max(ranges.high[name] for name in scores)
+    return -float(max(50.0, round(high - low + _MASK_MARGIN)))
+
+
+def compile_variant(build: Build, stages: Stages, key: Any, make: Callable[[], None]) -> list[GraphEntry]:
+    """Compile every binary of a variant, those that an earlier run finished excepted; the graphs' entries."""
+    role, tag = build.role, build.variant.tag
+    shape = [key, build.widths, build.cuts, build.mask]
+    files = [build.work_file(width, part) for width in build.widths for part in range(build.parts)]
+    stages.run(f"{role} graphs {tag}", shape, make, lambda _: all(file.is_file() for file in files))
+    entries: list[GraphEntry] = []
+    for job in build.jobs():
+        name = f"{role} {job.soc.name} {tag} {'emulator ' if job.host else ''}{job.name}"
+        what = [shape, job.graphs, build.htp.vtcm_mb]
+        result = stages.run(name, what, partial(_compile, build, job), partial(_present, build, job))
+        entries += _entries(build, job, result["qairt"])
+    return entries
+
+
+def _compile(build: Build, job: Job) -> dict[str, str]:
+    folder = build.bundle.path / job.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    models = {build.graph_name(*graph): build.work_file(*graph) for graph in job.graphs}
+    place = f"{build.role} {job.soc.name} {build.variant.tag}"
+    build.say(f"{place}: compiling {job.name}, {len(models)} graph{'s' * (len(models) > 1)}")
+    compiled = compile_binary(models, folder, job.name, job.soc, vtcm_mb=build.htp.vtcm_mb)
+    size = compiled.binary.stat().st_size
+    build.say(
+        f"{place}: {job.name}.bin has {size / 1e6:.1f} MB, took {compiled.seconds:.1f} s and "
+        f"{compiled.peak / 1e9:.2f} GB of memory"
+    )
+    return {"qairt": compiled.graphs[0].qairt}
+
+
+def _present(build: Build, job: Job, found: Mapping[str, str]) -> bool:
+    folder = build.bundle.path / job.folder
+    names = [f"{job.name}.bin", *(f"{build.graph_name(*graph)}.onnx" for graph in job.graphs)]
+    return all((folder / name).is_file() for name in names)
+
+
+def _entries(build: Build, job: Job, qairt: str) -> Iterator[GraphEntry]:
+    shared = len(job.graphs) > 1
+    providers = ["htp-sim"] if job.host else ["htp"]
+    if not job.host and not shared and job.soc == build.htp.socs[0]:
+        providers.append("htp-sim")  # a single graph serves the phone and the emulator alike
+    for width, part in job.graphs:
+        htp = HtpEntry(
+            soc=job.soc.name,
+            soc_model=job.soc.soc_model,
+            arch=job.soc.arch,
+            qairt=qairt,
+            binary=(job.folder / f"{job.name}.bin").as_posix(),
+            shared=shared,
+            vtcm_mb=build.htp.vtcm_mb,
+            part=part,
+            parts=build.parts,
+            mask_value=build.mask,
+        )
+        file = (job.folder / f"{build.graph_name(width, part)}.onnx").as_posix()
+        for provider in providers:
+            if provider == "htp" or width in build.host_widths:
+                precision = build.variant.precision.name
+                yield GraphEntry(file, provider, precision, width, build.network.model.context, htp)
+
+
+__all__ = ["FLOAT", "Build", "Job", "build_graphs", "choose_mask", "compile_variant"]

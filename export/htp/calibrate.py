@@ -1,0 +1,123 @@
+"""Static calibration: the decode loop runs real text through a graph that also tells what its values reach.
+
+Prefill, plain decoding and tree passes all take part, so that ranges have seen tree masks too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, helper
+
+from hexgraft.export.htp.network import Network, Projection
+from hexgraft.export.htp.ranges import Ranges
+from hexgraft.host.bundle import Bundle
+from hexgraft.host.cpu_session import CpuRows, CpuSession
+from hexgraft.host.decode import DecodeOptions, Decoder
+from hexgraft.host.drafters.lookup import Lookup
+from hexgraft.host.session import Visibility
+from hexgraft.models.errors import ExportError
+
+LEAST_TOKENS = 256
+"""Fewer than these tell too little of what values reach."""
+_PROMPT = 192
+_DECODE = 8
+_TREES = 24
+_TREE_SIZE = 16
+
+
+def calibrate(bundle: Bundle, role: str, texts: Sequence[Sequence[int]], *, threads: int = 0) -> Ranges:
+    """Ranges of every float value over `texts` (token ids each), driven through the decode loop.
+
+    Each text is cut into prompts; every prompt is prefilled and then continued, a few tokens plainly and a
+    few rounds with trees that the text itself proposes. Raises ExportError if the texts are too short.
+    """
+    total = sum(len(text) for text in texts)
+    if total < LEAST_TOKENS:
+        raise ExportError(
+            f"the calibration text has {total} tokens, at least {LEAST_TOKENS} are needed",
+            "give a longer text with --calibration FILE",
+        )
+    session = _Calibrating(Network(bundle, role), bundle, role, threads)
+    room = session.spec.capacity - _DECODE - _TREES - _TREE_SIZE
+    length = max(1, min(_PROMPT, room))
+    for text in texts:
+        for start in range(0, len(text), length):
+            prompt = text[start : start + length]
+            if len(prompt) > 1:
+                _drive(session, prompt)
+    session.close()
+    return session.ranges
+
+
+def _drive(session: CpuSession, prompt: Sequence[int]) -> None:
+    plain = Decoder(session, None, DecodeOptions(max_tokens=_DECODE, tree_size=1))
+    plain.begin(prompt)
+    for _ in plain.rounds():
+        pass
+    trees = Decoder(session, Lookup(), DecodeOptions(max_tokens=_TREES, tree_size=_TREE_SIZE))
+    trees.begin(plain.tokens)
+    for _ in trees.rounds():
+        pass
+
+
+class _Calibrating(CpuSession):
+    """A CPU session whose graph also tells the extremes of its values; nothing else differs."""
+
+    def __init__(self, network: Network, bundle: Bundle, role: str, threads: int) -> None:
+        self._values = network.values()
+        self._squares = [projection.weight for projection in network.projections()]
+        self.ranges = Ranges()
+        super().__init__(bundle, role, runtime=_load(network, self._values, threads))
+
+    def _bind(self, width: int) -> ort.IOBinding:
+        fresh = width not in self._bindings
+        binding = super()._bind(width)
+        if fresh:
+            for name in ("lows", "highs", *(f"squares:{weight}" for weight in self._squares)):
+                binding.bind_output(name, "cpu")
+        return binding
+
+    def forward(self, tokens: Sequence[int], positions: Sequence[int], visible: Visibility) -> CpuRows:
+        rows = super().forward(tokens, positions, visible)
+        outputs = self._bind(rows.width).get_outputs()[-2 - len(self._squares) :]
+        lows, highs, *squares = (output.numpy() for output in outputs)
+        for name, low, high in zip(self._values, lows, highs, strict=True):
+            self.ranges.widen(name, float(low), float(high))
+        self.ranges.add_squares(dict(zip(self._squares, squares, strict=True)), rows.count)
+        return rows
+
+
+def _load(network: Network, values: Sequence[str], threads: int) -> ort.InferenceSession:
+    """The model's graph with three further kinds of output: lows [N] and highs [N] of `values`, and the sum
+    of squares [in] of each projection's input."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(network.proto)
+    graph = proto.graph
+    graph.initializer.append(helper.make_tensor("one_number", TensorProto.INT64, [1], [1]))
+    for op, name in (("ReduceMin", "lows"), ("ReduceMax", "highs")):
+        parts = [f"{value}:{name}" for value in values]
+        for value, part in zip(values, parts, strict=True):
+            graph.node.append(helper.make_node(op, [value], [part + ".scalar"], keepdims=0))
+            graph.node.append(helper.make_node("Reshape", [part + ".scalar", "one_number"], [part]))
+        graph.node.append(helper.make_node("Concat", parts, [name], axis=0))
+        graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, [len(values)]))
+    for projection in network.projections():
+        _add_squares(graph, projection)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    key = "session.model_external_initializers_file_folder_path"
+    options.add_session_config_entry(key, str(network.folder))
+    return ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def _add_squares(graph: onnx.GraphProto, projection: Projection) -> None:
+    name = f"squares:{projection.weight}"
+    axes = [0] if projection.axis else [0, 1]  # a Gemm's input has lost the batch axis
+    graph.initializer.append(helper.make_tensor(name + ".axes", TensorProto.INT64, [len(axes)], axes))
+    node = helper.make_node("ReduceSumSquare", [projection.input, name + ".axes"], [name], keepdims=0)
+    graph.node.append(node)
+    graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, ["in:" + projection.weight]))

@@ -1,0 +1,63 @@
+"""Runs the parity passes over a build on the emulator, and says which layer is at fault where they fail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from hexgraft.export.htp.build import Build
+from hexgraft.export.htp.parity import THRESHOLDS, compare, failures, gate_passes, parity_figures
+from hexgraft.export.htp.worst_layer import worst_layer
+from hexgraft.host.bundle import Bundle
+from hexgraft.host.cpu_session import CpuSession
+from hexgraft.host.htp_session import HtpSession
+from hexgraft.host.manifest import GraphEntry
+from hexgraft.models.errors import ExportError
+
+
+def gate(build: Build, graphs: Sequence[GraphEntry], tokens: Sequence[int]) -> dict[str, dict[str, float]]:
+    """Figures by graph file, those of the emulator's graphs that were run; ExportError if they miss the
+    precision's threshold, unless the export is forced: then `passed` is 0 there."""
+    widths = build.host_widths
+    precision = build.variant.precision.name
+    bundle = with_graphs(build.bundle, build.role, graphs)
+    rows = build.htp.parity_rows
+    build.say(f"{build.role} {build.variant.tag}: comparing with the fp32 graph on the emulator")
+    passes = gate_passes(tokens, widths, rows, build.network.model.vocab)
+    reference = CpuSession(bundle, build.role, widths=widths, whole=True, threads=build.htp.threads)
+    soc = build.variant.socs[0].name
+    session = HtpSession(bundle, build.role, widths=widths, soc=soc, precision=precision)
+    try:
+        total, by_width = compare(passes, reference, session)
+    finally:
+        session.close()
+        reference.close()
+    missed = list(failures(total, THRESHOLDS[precision]))
+    what = f"{build.role} {build.variant.tag}"
+    build.say(
+        f"{what}: {total.rows} rows, agreement {total.agreement:.1%}, KL {total.kl:.3g}, "
+        f"SQNR {total.sqnr_db:.1f} dB, perplexity {total.perplexity[1]:.4g} (fp32 {total.perplexity[0]:.4g})"
+    )
+    if missed:
+        worst = worst_layer(build, passes[0])
+        build.say(f"{what}: {worst}")
+        if not build.htp.force:
+            raise ExportError(
+                f"{what} fails the parity gate: {'; '.join(missed)}; {worst}",
+                'keep layers higher (--keep "LAYER:fp16", --min-agreement), or --force to record the failure',
+            )
+    verdict = {"passed": 0.0 if missed else 1.0}
+    return {
+        graph.file: {**parity_figures(by_width[graph.width]), **verdict}
+        for graph in graphs
+        if graph.provider == "htp-sim" and graph.width in by_width
+    }
+
+
+def with_graphs(bundle: Bundle, role: str, graphs: Sequence[GraphEntry]) -> Bundle:
+    """The bundle as it will be once `graphs` are entered in its manifest."""
+    model = bundle.model(role)
+    model = msgspec.structs.replace(model, graphs=[*model.graphs, *graphs])
+    manifest = msgspec.structs.replace(bundle.manifest, **{role: model})
+    return Bundle(bundle.path, manifest, bundle.digest)

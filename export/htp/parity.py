@@ -1,0 +1,123 @@
+"""The parity gate: NPU graphs against the fp32 CPU graph on held-out text, through the decode loop's
+passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from hexgraft.host.replay import (
+    Figures,
+    ForcedPass,
+    decode_passes,
+    measure,
+    prefill_passes,
+    replay,
+    tree_pass,
+)
+from hexgraft.host.session import Session
+from hexgraft.host.tree import TokenTree, TreeBuilder
+from hexgraft.models.errors import ExportError
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """What the figures over all passes must reach: share of equal best tokens, mean KL in nats, and
+    perplexity relative to fp32."""
+
+    agreement: float
+    kl: float
+    perplexity: float
+
+
+THRESHOLDS = {
+    "fp16": Threshold(0.98, 1e-3, 1.01),
+    "w8a16": Threshold(0.93, 0.03, 1.05),
+    "w4a16": Threshold(0.70, 0.5, 1.25),
+}
+"""Wide enough that a healthy build passes on few rows; what the gate is for misses them by far."""
+
+LEAST_ROWS = 8
+
+
+def gate_passes(tokens: Sequence[int], widths: Sequence[int], prefill: int, vocab: int) -> list[ForcedPass]:
+    """Passes that make every width run: prefill in the widest, then decoding, then one tree a width.
+
+    `tokens` is the held-out text; the trees follow it on one path and leave it on the others.
+    """
+    widest = max(widths)
+    prefill = min(prefill, max(1, len(tokens) - 2 * widest - 4))
+    passes = list(prefill_passes(tokens, prefill, widest))
+    place = prefill
+    passes += decode_passes(tokens[: place + 3], place)
+    place += 2
+    for number, width in enumerate(sorted(width for width in widths if width > 1)):
+        size = width if width <= 64 else 48
+        tree, path = bushy_tree(tokens[place:], size, vocab)
+        emitted = tokens[place + 1 : place + 1 + len(path)]
+        passes.append(tree_pass(tree, place, path, emitted, number + 3))
+        place += len(path)
+    return passes
+
+
+def bushy_tree(tokens: Sequence[int], size: int, vocab: int) -> tuple[TokenTree, list[int]]:
+    """A tree of `size` nodes along `tokens` with a sibling beside every node, and the nodes of that path."""
+    builder = TreeBuilder(tokens[0])
+    path = [0]
+    for token in tokens[1:]:
+        if len(builder) + 2 > size:
+            break
+        parent = path[-1]
+        path.append(builder.add(parent, token, 0.5, "text"))
+        builder.add(parent, (token + 7 * len(path)) % vocab, 0.25, "beside")
+    return builder.build(), path
+
+
+def compare(
+    passes: Sequence[ForcedPass],
+    reference: Session,
+    other: Session,
+    report: Callable[[int], None] = lambda rows: None,
+) -> tuple[Figures, dict[int, Figures]]:
+    """Figures over all rows, and by the width `other` ran them at."""
+    total = Figures()
+    by_width: dict[int, Figures] = {}
+    for pair in replay(passes, reference, other, lambda forced: report(len(forced.tokens))):
+        row = measure(pair)
+        total.add(row)
+        width = _width(other, len(pair.forced.tokens))
+        by_width.setdefault(width, Figures()).add(row)
+    return total, by_width
+
+
+def _width(session: Session, count: int) -> int:
+    widths = session.spec.widths
+    return count if widths is None else next(width for width in widths if width >= count)
+
+
+def failures(figures: Figures, threshold: Threshold) -> Iterator[str]:
+    """What of `figures` misses `threshold`, in words."""
+    if figures.not_finite:
+        yield f"{figures.not_finite} of {figures.rows} rows are not finite"
+    if figures.agreement < threshold.agreement:
+        yield f"top-1 agreement {figures.agreement:.1%} is below {threshold.agreement:.1%}"
+    if figures.kl > threshold.kl:
+        yield f"KL {figures.kl:.3g} is above {threshold.kl:.3g}"
+    reference, other = figures.perplexity
+    if other > reference * threshold.perplexity:
+        room = threshold.perplexity - 1
+        yield f"perplexity {other:.4g} is more than {room:.0%} above fp32's {reference:.4g}"
+
+
+def parity_figures(figures: Figures) -> dict[str, float]:
+    """What a bundle records of a graph."""
+    return {name: value for name, value in figures.as_dict().items() if value is not None}
+
+
+def check_text(tokens: Sequence[int], what: str, least: int) -> None:
+    """Raise ExportError if a text is too short to tell anything."""
+    if len(tokens) < least:
+        raise ExportError(
+            f"the {what} text has {len(tokens)} tokens, at least {least} are needed",
+            f"give a longer --{what} FILE",
+        )

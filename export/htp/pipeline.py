@@ -1,0 +1,209 @@
+"""From a checkpoint to a bundle with NPU graphs, stage by stage; an interrupted export goes on where it
+stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hexgraft.export.htp.build import Build, build_graphs, choose_mask, compile_variant
+from hexgraft.export.htp.calibrate import LEAST_TOKENS, calibrate
+from hexgraft.export.htp.gate import gate
+from hexgraft.export.htp.network import Network
+from hexgraft.export.htp.plan import HtpOptions, Variant, packaged_text, variants
+from hexgraft.export.htp.precision import Keep
+from hexgraft.export.htp.ranges import load_ranges, save_ranges
+from hexgraft.export.htp.search import search_keeps
+from hexgraft.export.htp.stages import STATE, Stages, unfinished_folder
+from hexgraft.export.writer import (
+    ExportOptions,
+    Report,
+    Step,
+    export_bundle,
+    hash_files,
+    write_manifest,
+)
+from hexgraft.host.bundle import Bundle, open_bundle
+from hexgraft.host.manifest import GraphEntry
+from hexgraft.host.qnn import qairt_version, require_qnn
+from hexgraft.host.text import TextCodec
+from hexgraft.models.checkpoint import Checkpoint
+from hexgraft.models.errors import ExportError
+
+Say = Callable[[str], None]
+
+
+def export_htp(
+    target: Checkpoint,
+    output: Path,
+    *,
+    draft: Checkpoint | None,
+    options: ExportOptions,
+    htp: HtpOptions,
+    report: Report,
+    say: Say,
+) -> None:
+    """Write a bundle of `target` (and `draft`) with graphs for every chip of `htp` at `output`.
+
+    `say` hears what is being done, and which stages an earlier run had finished. Raises ExportError or
+    UsageError; what was finished by then is kept beside `output` for the next run.
+    """
+    require_qnn("--target htp")
+    htp.check(options.widths)
+    with unfinished_folder(output) as folder:
+        stages = Stages(folder, lambda name: say(f"{name}: finished by an earlier run"))
+        _Export(folder, stages, options, htp, report, say).run(target, draft)
+        (folder / "bundle").rename(output)
+        (folder / STATE).unlink()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Export:
+    def __init__(
+        self, folder: Path, stages: Stages, options: ExportOptions, htp: HtpOptions, report: Report, say: Say
+    ) -> None:
+        self.folder, self.stages, self.options, self.htp = folder, stages, options, htp
+        self.report, self.say = report, say
+        self.path = folder / "bundle"
+
+    def run(self, target: Checkpoint, draft: Checkpoint | None) -> None:
+        key: Any = [_identity(target), _identity(draft), self.options.context]
+        self.stages.run("float graphs", key, lambda: self._float(target, draft), lambda _: self.path.is_dir())
+        bundle = open_bundle(self.path)
+        entries: dict[str, list[GraphEntry]] = {}
+        parity: dict[str, dict[str, float]] = {}
+        for role in ("target", "draft") if draft else ("target",):
+            entries[role], found = self._model(bundle, role, key)
+            parity |= found
+        self._seal(bundle, entries, parity)
+
+    def _seal(
+        self, bundle: Bundle, entries: dict[str, list[GraphEntry]], parity: dict[str, dict[str, float]]
+    ) -> None:
+        """Take the working files away, and enter what was built into the manifest."""
+        for leftover in (*self.path.glob("*/*.work*"), *self.path.glob("*/htp/**/.compile-*")):
+            if leftover.is_dir():
+                shutil.rmtree(leftover)
+            else:
+                leftover.unlink()
+        manifest = bundle.manifest
+        for role, graphs in entries.items():
+            model = bundle.model(role)
+            model.widths = list(self.options.widths)
+            model.graphs = [graph for graph in model.graphs if graph.provider == "cpu"] + graphs
+        manifest.parity = parity
+        files = {file for graphs in entries.values() for graph in graphs for file in _files(graph)}
+        manifest.files |= hash_files(self.path, sorted(self.path / file for file in files), self.report)
+        write_manifest(manifest, self.path)
+
+    def _float(self, target: Checkpoint, draft: Checkpoint | None) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        export_bundle(target, self.path, draft=draft, options=self.options, report=self.report)
+
+    def _model(
+        self, bundle: Bundle, role: str, key: Any
+    ) -> tuple[list[GraphEntry], dict[str, dict[str, float]]]:
+        graphs: list[GraphEntry] = []
+        parity: dict[str, dict[str, float]] = {}
+        for variant in variants(self.htp):
+            variant, made_of = self._precision(bundle, role, variant, [key, role])
+            build = Build(bundle, role, variant, self.htp, self.options.widths, self.say)
+            if variant.precision.integer:
+                build.mask = choose_mask(load_ranges(self._ranges_file(role)))
+            found = compile_variant(
+                build, self.stages, [made_of, qairt_version()], partial(self._graphs, build)
+            )
+            graphs += found
+            simulated = [graph for graph in found if graph.provider == "htp-sim"]
+            if simulated and self.htp.parity_rows:
+                text = self._text(bundle, "parity", self.htp.parity_text)
+                what = [made_of, [graph.file for graph in simulated], text, self.htp.parity_rows]
+                name = f"{role} parity {variant.tag}"
+                parity |= self.stages.run(name, what, partial(gate, build, found, text))
+        return graphs, parity
+
+    def _precision(self, bundle: Bundle, role: str, variant: Variant, key: Any) -> tuple[Variant, Any]:
+        """The variant with the layers that the search keeps higher, if one was asked for."""
+        if variant.precision.name == "fp16":
+            return variant, [key, repr(variant.precision)]
+        text = self._text(bundle, "calibration", self.htp.calibration)
+        key = [key, hashlib.sha256(repr(text).encode()).hexdigest()]
+        file = self._ranges_file(role)
+        self.stages.run(
+            f"{role} calibration", key, lambda: self._calibrate(bundle, role, text), lambda _: file.is_file()
+        )
+        key = [key, repr(variant.precision)]
+        if self.htp.min_agreement is None:
+            return variant, key
+        wanted = self.htp.min_agreement
+
+        def look() -> list[list[str]]:
+            self.say(f"{role}: looking for the layers to keep higher")
+            held_out = self._text(bundle, "parity", self.htp.parity_text)
+            precision = search_keeps(
+                Network(bundle, role),
+                bundle,
+                variant.precision,
+                load_ranges(file),
+                held_out,
+                wanted,
+                self.say,
+            )
+            return [[keep.pattern, keep.format] for keep in precision.keep]
+
+        keeps = self.stages.run(f"{role} search {variant.tag}", [key, wanted], look)
+        kept = tuple(Keep(pattern, format) for pattern, format in keeps)
+        return Variant(variant.precision.with_keeps(kept), variant.socs), [key, keeps]
+
+    def _calibrate(self, bundle: Bundle, role: str, text: list[int]) -> None:
+        self.say(f"{role}: calibrating on {len(text)} tokens")
+        save_ranges(calibrate(bundle, role, [text], threads=self.htp.threads), self._ranges_file(role))
+
+    def _graphs(self, build: Build) -> None:
+        """Static graphs and quantised weights beside the model's own weights."""
+        total, done = build.network.model.parameters * 4, 0
+
+        def progress(count: int) -> None:
+            nonlocal done
+            done += count
+            self.report(Step(f"{build.role} {build.variant.tag}", min(done, total), total))
+
+        ranges = None
+        if build.variant.precision.name != "fp16":
+            ranges = load_ranges(self._ranges_file(build.role))
+        build_graphs(build, ranges, progress)
+
+    def _ranges_file(self, role: str) -> Path:
+        return self.folder / f"{role}.ranges.npz"
+
+    def _text(self, bundle: Bundle, what: str, file: Path | None) -> list[int]:
+        try:
+            text = file.read_text(encoding="utf-8") if file else packaged_text(what)
+        except (OSError, UnicodeDecodeError) as error:
+            raise ExportError(f"cannot read the {what} text {file}: {error}") from error
+        tokens = TextCodec(bundle).encode_raw(text)
+        least = LEAST_TOKENS if what == "calibration" else 64
+        if len(tokens) < least:
+            raise ExportError(
+                f"the {what} text has {len(tokens)} tokens, at least {least} are needed",
+                f"give a longer text with --{what} FILE",
+            )
+        return tokens
+
+
+def _files(graph: GraphEntry) -> Iterator[str]:
+    yield graph.file
+    if graph.htp is not None:
+        yield graph.htp.binary
+
+
+def _identity(checkpoint: Checkpoint | None) -> Any:
+    """What tells one checkpoint on disk from another without reading it."""
+    if checkpoint is None:
+        return None
+    files = [checkpoint.path] if checkpoint.path.is_file() else sorted(checkpoint.path.glob("*"))
+    return [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]

@@ -1,0 +1,112 @@
+"""What an NPU export was asked for, checked before anything is done, and how it is laid out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from pathlib import Path
+
+from hexgraft.export.htp.network import Network
+from hexgraft.export.htp.parts import plan_parts
+from hexgraft.export.htp.precision import BITS, Precision
+from hexgraft.export.htp.soc import Soc, check_soc
+from hexgraft.models.errors import UsageError
+
+DEFAULT_PART = 512 << 20
+"""Bytes of weights a part holds at most. Compiling takes about fifteen times that in memory when widths share
+the binary, and no phone needs more in one piece."""
+
+
+@dataclass(frozen=True, slots=True)
+class HtpOptions:
+    """Everything of `--target htp`.
+
+    `host_widths` are built once more as single graphs, for the emulator on this machine, which cannot load
+    shared binaries; for the first chip only. `vtcm_mb` None takes the chip's own size. `parity_rows` are
+    prefilled by the parity gate, 0 leaves the gate out.
+    """
+
+    socs: tuple[Soc, ...]
+    precision: Precision
+    shared: bool = True
+    vtcm_mb: int | None = None
+    part_bytes: int = DEFAULT_PART
+    host_widths: tuple[int, ...] | None = None
+    calibration: Path | None = None
+    parity_text: Path | None = None
+    parity_rows: int = 128
+    force: bool = False
+    min_agreement: float | None = None
+    threads: int = 0
+    block_given: bool = False
+
+    def check(self, widths: Sequence[int]) -> None:
+        """Refuse what a chip cannot do, in words, before anything is compiled."""
+        if not self.socs:
+            raise UsageError("--target htp needs a chip", "example: --soc SM8650")
+        for soc in self.socs:
+            wish = self.for_soc(soc).wants_fp16
+            check_soc(soc, needs_fp16=wish, shared=self.shared and len(widths) > 1, vtcm_mb=self.vtcm_mb)
+        odd = sorted(set(self.host_widths or ()) - set(widths))
+        if odd:
+            raise UsageError(
+                f"--host-widths {odd[0]} is not among the widths {', '.join(map(str, widths))}",
+                "leave it out to build all of them for the emulator",
+            )
+        if self.part_bytes < 1 << 20:
+            raise UsageError("--part-size is below 1 MB", "example: --part-size 512")
+        if self.min_agreement is not None and not 0 < self.min_agreement <= 1:
+            raise UsageError(f"--min-agreement {self.min_agreement} is not between 0 and 1", "example: 0.98")
+        if self.min_agreement is not None and self.precision.name == "fp16":
+            raise UsageError("--min-agreement is for quantised precisions", "add --precision w8a16 or w4a16")
+
+    def for_soc(self, soc: Soc) -> Precision:
+        """The precision as a chip gets it: without fp16, everything is integers, one scale a channel unless
+        blocks were asked for."""
+        if soc.fp16 or self.precision.name == "fp16":
+            return self.precision
+        block = self.precision.block if self.block_given else 0
+        return replace(self.precision, integer=True, block=block)
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One set of static graphs: those with fp16 between the projections, or the all-integer ones."""
+
+    precision: Precision
+    socs: tuple[Soc, ...] = field(default=())
+
+    @property
+    def tag(self) -> str:
+        return self.precision.name + ("-integer" if self.precision.integer else "")
+
+
+def variants(options: HtpOptions) -> list[Variant]:
+    """The chips grouped by the graphs they can run."""
+    groups: dict[Precision, list[Soc]] = {}
+    for soc in options.socs:
+        groups.setdefault(options.for_soc(soc), []).append(soc)
+    return [Variant(precision, tuple(socs)) for precision, socs in groups.items()]
+
+
+def cuts(network: Network, precision: Precision, limit: int) -> list[str]:
+    """Values after which the graph is cut so that no part's stored weights pass `limit` bytes."""
+    model = network.model
+    by_layer: dict[int, int] = {}
+    head = 0
+    for projection in network.projections():
+        rows, columns = network.initializers[projection.initializer].dims
+        size = rows * columns * BITS[precision.of(projection.weight)] // 8
+        if projection.weight == "head":
+            head = size
+        else:
+            layer = int(projection.weight.split(".")[1])
+            by_layer[layer] = by_layer.get(layer, 0) + size
+    embed = model.vocab * model.hidden * (16 if precision.integer else BITS[precision.of("embed")]) // 8
+    return plan_parts(max(by_layer.values()), model.layers, embed, head, limit)
+
+
+def packaged_text(name: str) -> str:
+    """A text that comes with hexgraft: "calibration" or "parity"."""
+    return resources.files(__package__).joinpath("texts", f"{name}.txt").read_text(encoding="utf-8")

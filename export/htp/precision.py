@@ -1,0 +1,127 @@
+"""What each weight of an NPU graph is stored as: the chosen precision, and the few layers that stay
+higher."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from hexgraft.models.errors import UsageError
+
+FLOAT = "fp16"
+FORMATS = (FLOAT, "w8", "w4")
+PRECISIONS = ("fp16", "w8a16", "w4a16")
+W4_BLOCK = 32
+"""Default block of 4-bit weights along the summed axis: one scale a channel is not usable at 4 bits."""
+
+BITS = {FLOAT: 16, "w8": 8, "w4": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Weights whose name matches `pattern` (a name, a prefix of one, or with `*`) are stored as `format`."""
+
+    pattern: str
+    format: str
+
+    def matches(self, weight: str) -> bool:
+        pattern = "head" if self.pattern == "lm_head" else self.pattern
+        return fnmatch.fnmatchcase(weight, pattern) or fnmatch.fnmatchcase(weight, pattern + ".*")
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """How a model is quantised.
+
+    `block` is the block size of 4-bit weights along the summed axis, 0 for one scale a channel. Blocks of
+    weights are multiplied with fp16 activations by the HTP, channels with 16-bit integers. `integer` also
+    quantises everything between the projections, for chips without fp16.
+    """
+
+    name: str
+    block: int = 0
+    embed: str = FLOAT
+    head: str = "w8"
+    keep: tuple[Keep, ...] = ()
+    integer: bool = False
+
+    def of(self, weight: str) -> str:
+        """The format of a weight by name ("layers.3.down", "embed", "head"); the last match of `keep`
+        wins."""
+        for keep in reversed(self.keep):
+            if keep.matches(weight):
+                return keep.format
+        if self.name == "fp16":
+            return FLOAT
+        if weight in ("embed", "head"):
+            return self.embed if weight == "embed" else self.head
+        return self.name.removesuffix("a16")
+
+    def keeping(self, weights: Sequence[str], format: str) -> Precision:
+        """The same with more weights kept as `format`."""
+        return replace(self, keep=self.keep + tuple(Keep(weight, format) for weight in weights))
+
+    def with_keeps(self, keep: tuple[Keep, ...]) -> Precision:
+        return replace(self, keep=keep)
+
+    @property
+    def wants_fp16(self) -> str | None:
+        """Which wish needs fp16 arithmetic, in the user's words; None if all is integer."""
+        if self.name == "fp16":
+            return "--precision fp16"
+        if any(keep.format == FLOAT for keep in self.keep):
+            return "--keep with fp16"
+        if self.block:
+            return "--block"
+        return None
+
+
+def make_precision(
+    name: str,
+    *,
+    block: int | None = None,
+    embed: str | None = None,
+    head: str | None = None,
+    keep: str | None = None,
+) -> Precision:
+    """A precision from what a user typed; raises UsageError for what does not exist."""
+    if name not in PRECISIONS:
+        raise UsageError(f"unknown precision {name!r}", f"one of: {', '.join(PRECISIONS)}")
+    if block is not None and (block < 0 or (block and (block < 16 or block & (block - 1)))):
+        raise UsageError(f"--block {block} is not 0 or a power of two from 16", "example: --block 32")
+    if block and name == "fp16":
+        raise UsageError(f"--block is for quantised precisions, not {name}", "leave out --block")
+    for option, format in (("--embed", embed), ("--head", head)):
+        if format is not None and format not in FORMATS:
+            raise UsageError(f"{option} {format!r} is no weight format", f"one of: {', '.join(FORMATS)}")
+    if embed == "w4":
+        raise UsageError("--embed w4 is not supported", "use --embed w8 or --embed fp16")
+    return Precision(
+        name,
+        block=(W4_BLOCK if block is None else block) if name == "w4a16" else (block or 0),
+        embed=embed or FLOAT,
+        head=head or (FLOAT if name == "fp16" else "w8"),
+        keep=parse_keep(keep) if keep else (),
+    )
+
+
+def parse_keep(text: str) -> tuple[Keep, ...]:
+    """`layers.0,lm_head:fp16,layers.*.down:w8`: a format holds for the names before it; fp16 if none
+    follows."""
+    keeps: list[Keep] = []
+    waiting: list[str] = []
+    for item in text.split(","):
+        name, colon, format = item.strip().partition(":")
+        if not re.fullmatch(r"[\w.*]+", name):
+            raise UsageError(
+                f"--keep {text!r}: {name!r} is no weight name", 'example: --keep "layers.0:fp16"'
+            )
+        if colon and format not in FORMATS:
+            raise UsageError(f"--keep {text!r}: unknown format {format!r}", f"one of: {', '.join(FORMATS)}")
+        waiting.append(name)
+        if colon:
+            keeps += [Keep(waited, format) for waited in waiting]
+            waiting = []
+    return (*keeps, *(Keep(waited, FLOAT) for waited in waiting))

@@ -1,0 +1,162 @@
+"""Graphs on the HTP emulator in a process of their own, with the face of an ONNX Runtime session."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hexgraft.host.htp_worker import receive, send
+from hexgraft.models.errors import DecodeError
+
+_ALIGN = 4096
+
+
+@dataclass(slots=True)
+class RemoteBinding:
+    """What one pass reads and writes: name -> address here, bytes, dtype, shape. Made by `io_binding`."""
+
+    inputs: dict[str, tuple[int, int, str, tuple[int, ...]]] = field(default_factory=dict)
+    outputs: dict[str, tuple[int, int, str, tuple[int, ...]]] = field(default_factory=dict)
+    name: str = ""
+
+    def bind_input(
+        self, name: str, device: str, index: int, dtype: Any, shape: Sequence[int], address: int
+    ) -> None:
+        self.inputs[name] = _entry(dtype, shape, address)
+
+    def bind_output(
+        self, name: str, device: str, index: int, dtype: Any, shape: Sequence[int], address: int
+    ) -> None:
+        self.outputs[name] = _entry(dtype, shape, address)
+
+
+def _entry(dtype: Any, shape: Sequence[int], address: int) -> tuple[int, int, str, tuple[int, ...]]:
+    kind = np.dtype(dtype)
+    return address, int(np.prod(shape)) * kind.itemsize, kind.str, tuple(shape)
+
+
+class HtpRuntime:
+    """Runs one graph a width, each a chain of parts (`chains`: width -> wrapper files), loaded when first
+    used.
+
+    `options` go to the provider ("soc_model", ...). Raises DecodeError when the vendor's library refuses a
+    graph or takes its process down.
+    """
+
+    def __init__(self, chains: Mapping[int, Sequence[Path]], options: Mapping[str, str]) -> None:
+        self._files = {width: [str(file) for file in files] for width, files in chains.items()}
+        self._options = dict(options)
+        self._loaded: set[int] = set()
+        self._bound = 0
+        self._regions: dict[tuple[int, int], int] = {}
+        self._size = _ALIGN
+        self._fd = os.memfd_create("hexgraft-htp")
+        os.ftruncate(self._fd, self._size)
+        self._arena = np.frombuffer(mmap.mmap(self._fd, self._size), np.uint8)
+        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115
+        self._socket, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "hexgraft.host.htp_worker", str(theirs.fileno()), str(self._fd)]
+        self.process = subprocess.Popen(
+            command,
+            pass_fds=(theirs.fileno(), self._fd),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self._complaints,
+            start_new_session=True,  # an interrupt is ours to handle
+        )
+        theirs.close()
+
+    def io_binding(self) -> RemoteBinding:
+        return RemoteBinding()
+
+    def run_with_iobinding(self, binding: RemoteBinding) -> None:
+        """One pass: inputs are copied to shared memory, the chain runs there, outputs are copied back."""
+        width = binding.inputs["input_ids"][3][1]
+        if not binding.name:
+            self._bind(binding, width)
+        for address, size, _, _ in binding.inputs.values():
+            ctypes.memmove(self._base() + self._regions[address, size], address, size)
+        self._call({"op": "run", "name": binding.name}, f"running the graph of {width} rows")
+        for address, size, _, _ in binding.outputs.values():
+            ctypes.memmove(address, self._base() + self._regions[address, size], size)
+
+    def close(self) -> None:
+        """End the process. Safe to call twice."""
+        with contextlib.suppress(OSError):
+            self._socket.close()
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self._complaints.close()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _bind(self, binding: RemoteBinding, width: int) -> None:
+        if width not in self._loaded:
+            load = {"op": "load", "chain": str(width), "files": self._files[width], "options": self._options}
+            self._call(load, f"loading the graph of {width} rows")
+            self._loaded.add(width)
+        tensors = {}
+        for name, (address, size, dtype, shape) in (binding.inputs | binding.outputs).items():
+            if (address, size) not in self._regions:
+                self._regions[address, size] = self._size
+                self._size = -(-(self._size + size) // _ALIGN) * _ALIGN
+            tensors[name] = [self._regions[address, size], dtype, list(shape)]
+        if self._size > len(self._arena):
+            os.ftruncate(self._fd, self._size)
+            self._arena = np.frombuffer(mmap.mmap(self._fd, self._size), np.uint8)
+        self._bound += 1
+        binding.name = str(self._bound)
+        message = {"op": "bind", "chain": str(width), "name": binding.name, "size": self._size}
+        self._call({**message, "tensors": tensors}, f"binding the graph of {width} rows")
+
+    def _base(self) -> int:
+        return int(self._arena.ctypes.data)
+
+    def _call(self, message: dict[str, Any], doing: str) -> dict[str, Any]:
+        if self._fd < 0:
+            raise DecodeError("this session is closed")
+        answer = None
+        try:
+            with contextlib.suppress(ConnectionError):
+                send(self._socket, message)
+                answer = receive(self._socket)
+        except BaseException:
+            self.process.kill()  # half a conversation cannot be taken up again
+            raise
+        if answer is None:
+            raise self._lost(doing)
+        if "error" in answer:
+            reason = str(answer["error"]).splitlines()[0]
+            raise DecodeError(
+                f"the HTP emulator failed while {doing}: {reason}",
+                "export the bundle again, or compare with --backend cpu",
+            )
+        return answer
+
+    def _lost(self, doing: str) -> DecodeError:
+        code = self.process.wait()
+        ended = f"ended with code {code}"
+        if code < 0:
+            ended = f"crashed ({signal.Signals(-code).name})"
+        self._complaints.seek(0)
+        lines = self._complaints.read().decode(errors="replace").strip().splitlines()
+        said = f"; its last words: {lines[-1]}" if lines else ""
+        return DecodeError(
+            f"the HTP emulator's process {ended} while {doing}{said}",
+            "binaries that share weights cannot be loaded here; otherwise free some memory, or export again",
+        )

@@ -1,0 +1,53 @@
+"""Helpers for tests of the NPU path: whether the emulator is here, and small calibrated networks."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from hexgraft.export.htp.calibrate import calibrate
+from hexgraft.export.htp.network import Network
+from hexgraft.export.htp.precision import Precision
+from hexgraft.export.htp.quantise import quantise
+from hexgraft.export.htp.ranges import Ranges
+from hexgraft.export.htp.weights import QuantisedWeights
+from hexgraft.host.bundle import Bundle
+from hexgraft.host.cpu_session import CpuSession
+
+needs_qnn = pytest.mark.skipif(
+    importlib.util.find_spec("onnxruntime_qnn") is None, reason="onnxruntime-qnn is for x86-64 Linux only"
+)
+
+
+def random_text(count: int, seed: int = 1) -> list[int]:
+    """Tokens of the tiny vocabulary, special ones left out."""
+    return [int(token) for token in np.random.default_rng(seed).integers(8, 300, count)]
+
+
+def calibrated(bundle: Bundle, role: str = "target") -> tuple[Network, Ranges]:
+    return Network(bundle, role), calibrate(bundle, role, [random_text(300)])
+
+
+def quantised_file(
+    network: Network, ranges: Ranges, precision: Precision, width: int, name: str = "test"
+) -> Path:
+    """The static graph at `precision`, saved beside the network's weights."""
+    weights = QuantisedWeights(network, f"{name}.work.weights")
+    proto = quantise(network, network.static(width), precision, ranges, weights)
+    file = network.folder / f"{name}.work.onnx"
+    onnx.save(proto, file)
+    return file
+
+
+def cpu_session(bundle: Bundle, file: Path, width: int, **arguments: Any) -> CpuSession:
+    """A session over a quantised static graph, computed by ONNX Runtime's CPU provider."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    runtime = ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    return CpuSession(bundle, widths=[width], whole=True, runtime=runtime, **arguments)
