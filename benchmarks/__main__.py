@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from benchmarks.figure import Figure, machine, report
 
-NAMES = ("export", "session", "decode", "runner")
+NAMES = ("export", "session", "decode", "loop", "runner")
 
 
 def main() -> int:
