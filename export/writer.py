@@ -184,6 +184,7 @@ def _write_tokenizer(checkpoint: Checkpoint, folder: Path) -> TokenizerEntry:
         bos=tokenizer.bos,
         special=dict(tokenizer.special),
         vocab_hash=vocab_hash(tokenizer.tokenizer_json),
+        generation=dict(tokenizer.generation),
     )
 
 

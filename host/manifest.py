@@ -100,6 +100,8 @@ class TokenizerEntry(msgspec.Struct, forbid_unknown_fields=True):
     bos: int | None
     special: dict[str, str]
     vocab_hash: str
+    generation: dict[str, float] = {}
+    """How the model's authors sample, as they say: `temperature`, `top_k`, `top_p`, ..."""
 
 
 class Provenance(msgspec.Struct, forbid_unknown_fields=True):

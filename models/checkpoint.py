@@ -24,6 +24,7 @@ class TokenizerFiles:
     `tokenizer_json` is the `tokenizers` library's own format. `stop_tokens` end a generation, in ascending
     order.
     `bos` is put once before a raw prompt (never before a chat template that writes it itself), None for none.
+    `generation` is how the authors sample: `temperature`, `top_k`, `top_p`, `min_p`, `repetition_penalty`.
     `special` maps the names chat templates use (`bos_token`, `eos_token`, ...) to their text.
     """
 
@@ -32,6 +33,7 @@ class TokenizerFiles:
     stop_tokens: tuple[int, ...]
     bos: int | None
     special: dict[str, str] = field(default_factory=dict)
+    generation: dict[str, float] = field(default_factory=dict)
 
 
 class Checkpoint(Protocol):

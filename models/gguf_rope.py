@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hexgraft.models.config import Rope
 from hexgraft.models.errors import CheckpointError
@@ -78,8 +77,9 @@ def _resolve(file: GgufFile, fields: Fields, family: str, dim: int, theta: float
     )
 
 
-def _factors(file: GgufFile, name: str, dim: int) -> NDArray[np.float32]:
+def _factors(file: GgufFile, name: str, dim: int) -> list[float]:
     tensor = file.tensors[name]
     if tensor.shape != (dim // 2,) or tensor.kind.name != "F32":
         raise CheckpointError(f"tensor {name} of {file.path} is not {dim // 2} factors in F32")
-    return file.rows(tensor, 0, 1).view(np.float32)[0]
+    factors: list[float] = file.rows(tensor, 0, 1).view(np.float32)[0].tolist()
+    return factors

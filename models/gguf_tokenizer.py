@@ -81,7 +81,14 @@ def tokenizer_from_gguf(file: GgufFile, vocab: int) -> TokenizerFiles:
         stop_tokens=stop_tokens(named, control, template),
         bos=bos if adds_bos and bos >= 0 else None,
         special=special,
+        generation=_generation(file),
     )
+
+
+def _generation(file: GgufFile) -> dict[str, float]:
+    keys = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+    found = {name: file.fields.get(f"general.sampling.{key}") for name, key in keys.items()}
+    return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
 
 
 def _model(file: GgufFile) -> tuple[str, str]:

@@ -6,25 +6,20 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import ml_dtypes  # noqa: F401  (gives numpy, and with it safetensors, the type bfloat16)
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
 from hexgraft.models.blocks import require_finite, row_ranges
 from hexgraft.models.checkpoint import TokenizerFiles
 from hexgraft.models.config import ModelConfig, tensor_shapes
 from hexgraft.models.errors import CheckpointError
 from hexgraft.models.hf_config import config_from_hf
-from hexgraft.models.hf_names import file_shapes, hf_sources, ignorable
+from hexgraft.models.hf_int4 import Packing, dequantised, packing_from_hf
+from hexgraft.models.hf_names import Source, file_shapes, hf_sources, ignorable
+from hexgraft.models.hf_tensors import HfTensors, clip
 from hexgraft.models.hf_tokenizer import tokenizer_from_hf
 from hexgraft.models.json_file import read_json
-
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
-DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 class HfCheckpoint:
@@ -46,11 +41,13 @@ class HfCheckpoint:
         self.notes = []
         values = read_json(path / "config.json")
         self.config = config_from_hf(values, str(path / "config.json"))
+        self._packing = packing_from_hf(values, str(path / "config.json"))
         self._shapes = tensor_shapes(self.config)
-        files = _tensor_files(path)
-        self._sources = hf_sources(self.config, files)
-        self._files = self._check_tensors(files)
-        self.tokenizer = tokenizer_from_hf(path, values, self.config.vocab)
+        self._tensors = HfTensors(path)
+        self._sources = hf_sources(self.config, self._tensors.files)
+        self._packed: set[str] = set()
+        self._check_tensors()
+        self.tokenizer = tokenizer_from_hf(path, values, self.config.vocab, self.notes)
         self.name = path.resolve().name
         self.license = _license(path / "README.md")
         if self.config.context_limit is not None:
@@ -58,92 +55,77 @@ class HfCheckpoint:
 
     def blocks(self, name: str) -> Iterator[NDArray[np.float32]]:
         """Row blocks of the tensor with the canonical name `name`, float32, of about BLOCK_BYTES each."""
-        source = self._sources[name]
-        shard, first = self.path / self._files[source.tensor], source.first
-        for start, stop in row_ranges(self._shapes[name]):
-            # Opened anew for each block: the library maps the file, and pages stay resident until it closes.
-            try:
-                with safe_open(shard, framework="numpy") as file:
-                    rows = file.get_slice(source.tensor)[first + start : first + stop]
-            except (SafetensorError, OSError) as error:
-                raise CheckpointError(f"tensor {source.tensor} of {shard} cannot be read: {error}") from error
+        source, shape = self._sources[name], self._shapes[name]
+        if source.tensor in self._packed:
+            yield from self._packed_blocks(source, shape)
+            return
+        shard, first = self.path / self._tensors.files[source.tensor], source.first
+        for start, stop in row_ranges(shape):
+            rows = self._tensors.read(source.tensor, slice(first + start, first + stop))
             block = require_finite(rows.astype(np.float32, copy=False), source.tensor, shard)
             yield block + np.float32(source.plus) if source.plus else block
 
-    def _check_tensors(self, files: dict[str, str]) -> dict[str, str]:
+    def _packed_blocks(self, source: Source, shape: tuple[int, ...]) -> Iterator[NDArray[np.float32]]:
+        packing = self._packing
+        assert packing is not None  # whatever is in _packed was checked against it
+        base, tensors = source.tensor.removesuffix("weight"), self._tensors
+        order = tensors.read(base + "g_idx", slice(None)) if base + "g_idx" in tensors.files else None
+        for start, stop in row_ranges(shape, packing.each):
+            block = dequantised(
+                packing,
+                lambda suffix, *where: tensors.read(base + suffix, *where),
+                source.first + start,
+                source.first + stop,
+                order,
+            )
+            yield require_finite(block, base + "scales", self.path / tensors.files[base + "scales"])
+
+    def _check_tensors(self) -> None:
+        files = self._tensors.files
         wanted = file_shapes(self.config, self._sources)
+        known = set(wanted)
+        for name in wanted:
+            if self._packing is not None and name not in files:
+                base = name.removesuffix("weight")
+                if base + "qweight" in files:
+                    self._packed.add(name)
+                    known |= {base + part for part in ("qweight", "qzeros", "scales", "g_idx")}
         for name in files:
-            if name not in wanted and not ignorable(name, self.config.tied):
+            if name not in known and not ignorable(name, self.config.tied) and not self._zero_bias(name):
                 raise CheckpointError(
-                    f"{self.path} has a tensor {_clip(name)} that a {self.config.family} model lacks",
+                    f"{self.path} has a tensor {clip(name)} that a {self.config.family} model lacks",
                     "the model is of another architecture than its config.json says, or of another size",
                 )
-        for name in wanted:
-            if name not in files:
-                raise CheckpointError(
-                    f"tensor {name} is missing from {self.path}", "download the complete folder"
-                )
         kinds: Counter[str] = Counter()
-        for shard in sorted({files[name] for name in wanted}):
-            headers = _headers(self.path / shard)
-            for name in (name for name in wanted if files[name] == shard):
-                kinds[self._check(name, headers.get(name), wanted[name], shard)] += int(np.prod(wanted[name]))
+        for name, shape in wanted.items():
+            packed = self._packing is not None and name in self._packed
+            kind = self._require_packed(name, shape) if packed else self._tensors.require(name, shape)
+            kinds[kind] += int(np.prod(shape))
         self.source_format = f"safetensors {kinds.most_common(1)[0][0]}"
-        return {name: files[name] for name in wanted}
-
-    def _check(
-        self, name: str, header: tuple[str, tuple[int, ...]] | None, shape: tuple[int, ...], shard: str
-    ) -> str:
-        if header is None:
-            raise CheckpointError(f"tensor {name} is not in {self.path / shard}, where the index puts it")
-        kind, found = header
-        if found != shape:
-            raise CheckpointError(
-                f"tensor {name} of {self.path / shard} has shape {list(found)}, "
-                f"config.json asks for {list(shape)}"
+        if self._packed:
+            self.notes.append(
+                f"its weights are {self._packing}: dequantised to float32, not taken as they are"
             )
-        if kind not in DTYPES:
-            raise CheckpointError(
-                f"tensor {name} of {self.path / shard} is of type {kind}, which is not supported",
-                f"supported: {', '.join(DTYPES.values())}",
-            )
-        return DTYPES[kind]
 
+    def _require_packed(self, name: str, shape: tuple[int, ...]) -> str:
+        packing: Packing | None = self._packing
+        assert packing is not None  # asked only about what is packed
+        base = name.removesuffix("weight")
+        for suffix, size in packing.shapes(shape).items():
+            if suffix == "scales":
+                self._tensors.require(base + suffix, size)
+            else:
+                self._tensors.require(base + suffix, size, {"I32": "int32"})
+        if base + "g_idx" in self._tensors.files:
+            self._tensors.require(base + "g_idx", (shape[1],), {"I32": "int32"})
+        return str(packing)
 
-def _tensor_files(path: Path) -> dict[str, str]:
-    """Tensor name to file name, from the index or the single file."""
-    if (path / INDEX).exists():
-        return _index(path)
-    if (path / SINGLE).exists():
-        return dict.fromkeys(_headers(path / SINGLE), SINGLE)
-    hint = "download the complete folder"
-    if any(path.glob("pytorch_model*.bin")):
-        hint = "its weights are pickles (pytorch_model.bin); convert them to safetensors first"
-    raise CheckpointError(f"{path} has no {SINGLE} and no {INDEX}", hint)
-
-
-def _index(path: Path) -> dict[str, str]:
-    weights = read_json(path / INDEX).get("weight_map")
-    if not isinstance(weights, dict) or not all(isinstance(file, str) for file in weights.values()):
-        raise CheckpointError(f"{path / INDEX} has no weight_map of tensor names to file names")
-    for shard in sorted(set(weights.values())):
-        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", shard):
-            raise CheckpointError(
-                f"{path / INDEX} names {_clip(shard)!r}, which is not a plain file name in the folder"
-            )
-        if not (path / shard).is_file():
-            raise CheckpointError(f"{path / shard} is missing", "download the complete folder")
-    return weights
-
-
-def _headers(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Type and shape of every tensor of one safetensors file, without reading any data."""
-    try:
-        with safe_open(path, framework="numpy") as file:
-            views: dict[str, Any] = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            return {name: (str(view.get_dtype()), tuple(view.get_shape())) for name, view in views.items()}
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is truncated or damaged: {error}", "download it again") from error
+    def _zero_bias(self, name: str) -> bool:
+        """Whether this is one of the biases of zeros that GPTQ's tools write where a model has none."""
+        if self._packing is None or not name.endswith("_proj.bias"):
+            return False
+        self._tensors.header(name)
+        return not self._tensors.read(name, slice(None)).any()
 
 
 def _license(readme: Path) -> str | None:
@@ -156,7 +138,3 @@ def _license(readme: Path) -> str | None:
     front = re.match(r"---\n(.*?)\n---", head, re.DOTALL)
     found = re.search(r"^license:\s*['\"]?([\w.+-]+)", front.group(1), re.MULTILINE) if front else None
     return found.group(1) if found else None
-
-
-def _clip(text: str) -> str:
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -68,11 +68,6 @@ def config_from_hf(values: dict[str, Any], where: str = "config.json") -> ModelC
     if family == "gemma3":
         family, values = "gemma3_text", _text_part(values, where)
     fields = Fields(_DEFAULTS[family] | values, where)
-    if values.get("quantization_config") is not None:
-        raise CheckpointError(
-            f"{where}: a quantised checkpoint (quantization_config) is not supported",
-            "give the original fp32, fp16 or bf16 folder, or a GGUF file",
-        )
     heads, hidden = fields.integer("num_attention_heads"), fields.integer("hidden_size")
     layers = fields.integer("num_hidden_layers")
     if layers > MAX_LAYERS:

@@ -16,8 +16,10 @@ from hexgraft.models.tokenizer import load_tokenizer, require_ids, stop_tokens
 _NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
 
-def tokenizer_from_hf(folder: Path, config: dict[str, Any], vocab: int) -> TokenizerFiles:
-    """Read the tokenizer of a model folder.
+def tokenizer_from_hf(
+    folder: Path, config: dict[str, Any], vocab: int, notes: list[str] | None = None
+) -> TokenizerFiles:
+    """Read the tokenizer of a model folder; `notes` is told where its files disagree.
 
     `config` is the folder's config.json, `vocab` the rows of the embedding. Stop tokens are those of
     generation_config.json, or else of config.json, and what `stop_tokens` adds. Raises CheckpointError.
@@ -38,6 +40,8 @@ def tokenizer_from_hf(folder: Path, config: dict[str, Any], vocab: int) -> Token
     if not stops and "eos_token" in special:
         stops = [_id(tokenizer, special["eos_token"], folder)]
     require_ids(stops, vocab, str(folder))
+    if notes is not None:
+        notes += _disagreements(folder, config, tokenizer, special, stops)
     added = {
         token.content: number
         for number, token in tokenizer.get_added_tokens_decoder().items()
@@ -49,7 +53,20 @@ def tokenizer_from_hf(folder: Path, config: dict[str, Any], vocab: int) -> Token
         stop_tokens=stop_tokens(stops, added, template),
         bos=_bos(tokenizer, settings, special, folder),
         special=special,
+        generation=_generation(folder),
     )
+
+
+def _generation(folder: Path) -> dict[str, float]:
+    """The sampling settings of generation_config.json; greedy where it says so."""
+    values = _optional(folder / "generation_config.json")
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    found = {name: float(values[name]) for name in names if _is_number(values.get(name))}
+    return found | {"temperature": 0.0} if values.get("do_sample") is False else found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e9
 
 
 def _unpadded(path: Path) -> str:
@@ -104,6 +121,30 @@ def _named_stops(folder: Path, config: dict[str, Any]) -> list[int]:
             raise CheckpointError(f"{path}: eos_token_id is neither a token id nor a list of them")
         return list(stops)
     return []
+
+
+def _disagreements(
+    folder: Path, config: dict[str, Any], tokenizer: Tokenizer, special: dict[str, str], stops: list[int]
+) -> list[str]:
+    """Where the folder's JSON files name different stop or BOS tokens."""
+    found = []
+    generation = _optional(folder / "generation_config.json")
+    own = config.get("eos_token_id")
+    listed = own if isinstance(own, list) else [own]
+    if own is not None and generation.get("eos_token_id") is not None and not set(listed) <= set(stops):
+        found.append(f"config.json stops at {own}, generation_config.json at {stops}: taken are {stops}")
+    eos = tokenizer.token_to_id(special["eos_token"]) if "eos_token" in special else None
+    if eos is not None and eos not in stops:
+        found.append(
+            f"tokenizer_config.json's eos_token is {eos}, the model stops at {stops}: taken are {stops}"
+        )
+    bos = tokenizer.token_to_id(special["bos_token"]) if "bos_token" in special else None
+    named = config.get("bos_token_id")
+    if isinstance(named, int) and bos is not None and bos != named:
+        found.append(
+            f"config.json begins texts with {named}, the tokenizer with {bos}: taken is the tokenizer's"
+        )
+    return found
 
 
 def _bos(tokenizer: Tokenizer, settings: dict[str, Any], special: dict[str, str], folder: Path) -> int | None:

@@ -1,0 +1,134 @@
+"""GPTQ and AWQ folders equal the integers they were packed from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+from tiny import read_tiny_weights, write_tiny_hf
+
+from hexgraft.models.checkpoint import open_checkpoint
+from hexgraft.models.errors import CheckpointError
+
+AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
+QUANTISED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def packed(values: NDArray[np.int64], bits: int, order: list[int] | None = None) -> NDArray[np.int32]:
+    """Values of the last axis put into 32-bit words one by one, the first in the lowest bits."""
+    each = 32 // bits
+    words = np.zeros((*values.shape[:-1], values.shape[-1] // each), np.uint64)
+    for i in range(each):
+        words |= values[..., (order[i] if order else i) :: each].astype(np.uint64) << np.uint64(bits * i)
+    return words.astype(np.uint32).view(np.int32)
+
+
+def write_quantised(path: Path, method: str, bits: int = 4, group: int = 32, act_order: bool = False) -> Any:
+    """A tiny folder whose matrices are replaced by random packed ones; their exact values by name."""
+    write_tiny_hf(path, layers=2)
+    weights, exact, rng = read_tiny_weights(path), {}, np.random.default_rng(0)
+    tensors: dict[str, NDArray[Any]] = {}
+    for name, array in weights.items():
+        if not any(part in name for part in QUANTISED):
+            tensors[name] = array
+            continue
+        out, inner = array.shape
+        groups = inner // group if group > 0 else 1
+        size = group if group > 0 else inner
+        values = rng.integers(0, 1 << bits, (out, inner))
+        zeros = rng.integers(1, 1 << bits, (groups, out))
+        scales = rng.uniform(0.01, 0.02, (groups, out)).astype(np.float16)
+        place = np.arange(inner) // size
+        if act_order:
+            place = rng.permutation(place)
+        exact[name] = ((values - zeros[place].T) * scales.astype(np.float32)[place].T).astype(np.float32)
+        base = name.removesuffix("weight")
+        tensors[base + "scales"] = scales
+        if method == "gptq":
+            tensors[base + "qweight"] = packed(values, bits).T.copy()
+            tensors[base + "qzeros"] = packed(zeros - 1, bits)
+            tensors[base + "g_idx"] = place.astype(np.int32)
+            tensors[base + "bias"] = np.zeros(out, np.float16)
+        else:
+            tensors[base + "qweight"] = packed(values.T, bits, AWQ_ORDER)
+            tensors[base + "qzeros"] = packed(zeros, bits, AWQ_ORDER)
+    save_file(tensors, path / "model.safetensors")
+    settings = {"quant_method": method, "bits": bits, "group_size": group}
+    change(path, quantization_config=settings)
+    return exact
+
+
+def change(path: Path, **values: Any) -> None:
+    config = json.loads((path / "config.json").read_text()) | values
+    (path / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("gptq", {}),
+        ("gptq", {"act_order": True}),
+        ("gptq", {"group": -1}),
+        ("gptq", {"bits": 8}),
+        ("awq", {}),
+    ],
+    ids=str,
+)
+def test_dequantised_matrices_are_exact(
+    tmp_path: Path, method: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hexgraft.models.blocks.BLOCK_BYTES", 17 * 64 * 4)
+    exact = write_quantised(tmp_path / "m", method, **settings)
+    checkpoint = open_checkpoint(tmp_path / "m")
+    for layer in range(2):
+        for part, name in (("q", "self_attn.q_proj"), ("k", "self_attn.k_proj"), ("down", "mlp.down_proj")):
+            blocks = list(checkpoint.blocks(f"layers.{layer}.{part}"))
+            assert len(blocks) > 1
+            expected = exact[f"model.layers.{layer}.{name}.weight"]
+            np.testing.assert_allclose(np.concatenate(blocks), expected, rtol=1e-6, atol=1e-7)
+    assert checkpoint.source_format == f"safetensors {method} int{settings.get('bits', 4)}"
+    assert any("dequantised" in note for note in checkpoint.notes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"quant_method": "gptq", "bits": 3}, "gptq with 3 bits"),
+        ({"quant_method": "awq", "version": "gemv"}, "AWQ of version gemv"),
+        ({"quant_method": "bitsandbytes"}, "quantised by bitsandbytes"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "group_size is 0"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 16}, "config.json asks for"),
+        ("gptq", "not an object"),
+    ],
+)
+def test_refuses_other_packings(tmp_path: Path, settings: Any, message: str) -> None:
+    write_quantised(tmp_path / "m", "gptq")
+    change(tmp_path / "m", quantization_config=settings)
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(tmp_path / "m")
+
+
+def test_damaged_packed_tensors_are_named(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file
+
+    write_quantised(tmp_path / "m", "gptq")
+    good = load_file(tmp_path / "m" / "model.safetensors")
+    base = "model.layers.1.self_attn.v_proj."
+    for name, value, message in (
+        (base + "g_idx", np.full(64, 9, np.int32), "beyond its 2 in g_idx"),
+        (base + "scales", np.full((2, 32), np.inf, np.float16), "NaN or infinite"),
+        (base + "bias", np.ones(32, np.float16), "that a llama model lacks"),
+        (base + "qzeros", None, "qzeros is missing"),
+    ):
+        tensors = {**good, name: value}
+        save_file(
+            {key: array for key, array in tensors.items() if array is not None},
+            tmp_path / "m" / "model.safetensors",
+        )
+        with pytest.raises(CheckpointError, match=message):
+            list(open_checkpoint(tmp_path / "m").blocks("layers.1.v"))
