@@ -63,7 +63,7 @@ session_options = _all(
         help="Pad passes to these widths, as a phone's static graphs do: `bundle`, or numbers. "
         "Default: any width.",
     ),
-    click.option("--threads", default=0, type=click.IntRange(0, 512), help="CPU threads; 0 for one a core."),
+    click.option("--threads", default=0, type=click.IntRange(0, 256), help="CPU threads; 0 for one a core."),
     click.option(
         "--provider",
         type=click.Choice(PROVIDERS),
@@ -194,7 +194,7 @@ def place_of(bundle: Bundle, options: dict[str, Any]) -> Place:
     widths = options["widths"]
     if widths not in (None, "bundle"):
         widths = ",".join(map(str, parse_width_option(widths, bundle) or ()))
-    return Place.of(bundle, options["backend"], widths)
+    return Place.of(bundle, options["backend"], widths, options["provider"])
 
 
 def open_baked(bundle: Bundle, options: dict[str, Any]) -> Prefix | None:
