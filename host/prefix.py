@@ -27,8 +27,8 @@ _PROBES = ("a", "The", "1", " x", "\n", "\n\n", ".", "é", "/", '"', "<")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a cache was computed, as far as its numbers depend on it: the bundle's digest, the provider, the
-    graph's precision, and `--widths`, "any" where passes are not padded."""
+    """Where a cache was computed, as far as its numbers depend on it: the bundle's digest, the backend and
+    its provider, the graph's precision, and `--widths`, "any" where passes are not padded."""
 
     bundle: str
     provider: str
@@ -36,8 +36,13 @@ class Place:
     widths: str
 
     @classmethod
-    def of(cls, bundle: Bundle, provider: str, widths: str | None) -> Place:
-        return cls(bundle.digest, provider, bundle.graph("target", provider).precision, widths or "any")
+    def of(cls, bundle: Bundle, backend: str, widths: str | None, provider: str = "cpu") -> Place:
+        """Of the target, by the names `--backend`, `--widths` and `--provider` have them."""
+        away = backend in ("runner", "device")
+        graph = bundle.graph("target", provider if away else backend)
+        return cls(
+            bundle.digest, f"{backend} {provider}" if away else backend, graph.precision, widths or "any"
+        )
 
 
 @dataclass(frozen=True, slots=True)

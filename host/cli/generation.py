@@ -73,12 +73,13 @@ def summary(stats: Stats, finish: str | None) -> str:
     return f"[{finish}] " + ", ".join(parts)
 
 
-def logprobs_json(logprobs: list[TokenLogprob], codec: TextCodec) -> list[dict[str, Any]]:
-    """For --json: each emitted token with its log probability and the best ones in its place."""
+def logprobs_json(logprobs: list[TokenLogprob], codec: TextCodec, best: int) -> list[dict[str, Any]]:
+    """For --json: each emitted token with its log probability and the `best` ones in its place."""
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
         return {"token": token, "text": codec.token(token), "logprob": round(logprob, 6)}
 
     return [
-        {**entry(each.token, each.logprob), "top": [entry(*best) for best in each.top]} for each in logprobs
+        {**entry(each.token, each.logprob), "top": [entry(*pair) for pair in each.top[:best]]}
+        for each in logprobs
     ]

@@ -97,7 +97,7 @@ def run(bundle: Path, dash: str | None, prompt: str | None, file: Path | None, *
             "stats": decoder.stats.as_dict(),
         }
         if options["logprobs"] is not None:
-            result["logprobs"] = logprobs_json(generation.logprobs, codec)
+            result["logprobs"] = logprobs_json(generation.logprobs, codec, options["logprobs"])
         print_json(result)
     else:
         click.echo()
