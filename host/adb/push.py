@@ -25,6 +25,17 @@ STALL = 60.0
 """Seconds without progress after which a link counts as lost."""
 
 _RESERVE = 1.1
+# The cat of a broken connection ignores the hang-up, to write all it was given. It has the end of its input
+# before it; one that does not see it is ended, or it would append when it must not.
+_FINISH = """\
+p=$(cat {path}.pid 2>/dev/null) || exit 0
+for i in 1 2 3 4 5 6 7 8 9 10; do
+  tr '\\0' '\\n' < /proc/$p/cmdline 2>/dev/null | grep -qE '(^|/)cat$' || break
+  [ $i = 10 ] && kill -9 $p
+  sleep 0.1
+done
+rm -f {path}.pid
+"""
 Progress = Callable[[str, int, int], None]
 
 
@@ -142,12 +153,7 @@ class Pusher:
         """How much of a file is there from an earlier try and equals ours; anything else is removed."""
         piece, part = folder.pieces[name], name + ".part"
         path = quote(self.store.path(folder, part))
-        # A cat of an earlier connection may still be writing what it had received.
-        self.phone.run(
-            f"p=$(cat {path}.pid 2>/dev/null) && grep -q '^cat' /proc/$p/cmdline 2>/dev/null && kill -9 $p; "
-            f"rm -f {path}.pid; true",
-            "looking for unfinished files",
-        )
+        self.phone.run(_FINISH.format(path=path), "looking for unfinished files")
         there = self.store.sizes(folder).get(part, 0)
         if not there:
             return 0
@@ -160,7 +166,7 @@ class Pusher:
         """Append bytes `start`.. of a file to its `.part`."""
         piece = folder.pieces[name]
         path = quote(self.store.path(folder, name + ".part"))
-        stream = self.phone.start(f"umask 022; echo $$ > {path}.pid; exec cat >> {path}")
+        stream = self.phone.start(f"trap '' HUP; umask 022; echo $$ > {path}.pid; exec cat >> {path}")
         stream.settimeout(STALL)
         try:
             with piece.source.open("rb") as file:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hexgraft.host.adb.errors import CommandFailed, ConnectionLost
@@ -17,6 +17,8 @@ from hexgraft.host.adb.errors import CommandFailed, ConnectionLost
 STDIN, STDOUT, STDERR, EXIT, CLOSE_STDIN = range(5)
 LOST_HINT = "check the cable and the phone (`hexgraft devices`), then run the command again"
 _RECEIVE = 256 << 10
+# adbd hands a packet on once it is whole: what of one has come when a link goes is lost.
+_PACKET = 64 << 10
 _KEPT = 64 << 10
 
 
@@ -75,9 +77,16 @@ class ShellStream:
         return data
 
     def write(self, data: bytes, /) -> int:
-        """Feed input; raises BrokenPipeError once the command or the link is gone."""
+        """Feed input; raises BrokenPipeError once the command or the link is known to be gone."""
+        if self.ended:
+            raise BrokenPipeError("the command has ended")
         try:
-            self._send([bytes([STDIN]) + len(data).to_bytes(4, "little"), data])
+            view = memoryview(data)
+            parts: list[bytes | memoryview] = []
+            for start in range(0, len(data), _PACKET):
+                part = view[start : start + _PACKET]
+                parts += (bytes([STDIN]) + len(part).to_bytes(4, "little"), part)
+            self._send(parts)
         except TimeoutError:
             raise
         except OSError as error:
@@ -131,7 +140,7 @@ class ShellStream:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
-    def _send(self, parts: list[bytes]) -> None:
+    def _send(self, parts: Sequence[bytes | memoryview]) -> None:
         """Send without joining what may be large, and without a message of its own for a header."""
         views = [memoryview(part) for part in parts]
         while views:

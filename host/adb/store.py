@@ -1,8 +1,8 @@
 """Folders of files on a phone, named by their content: what is there, what is missing, what may go.
 
 A folder is whole once its `.complete` says what its files looked like right after their sha256 was checked;
-a file that changed since then has another size, time or inode, and is checked again. `.sha256` beside it lets
-another folder take files it has in common instead of receiving them once more.
+a file that changed since then has another size, time, inode or mode, and is checked again. `.sha256` beside
+it lets another folder take files it has in common instead of receiving them once more.
 """
 
 from __future__ import annotations
@@ -130,21 +130,18 @@ class Store:
     def complete(self, folder: Folder) -> None:
         """Note that every file was checked: permissions first, they are part of what may go wrong."""
         runnable = [quote(name) for name, piece in folder.pieces.items() if piece.executable]
-        chmod = f"chmod 755 {' '.join(runnable)} && " if runnable else ""
+        enter = f"cd {quote(self.path(folder))} && "
+        if runnable:
+            tests = " && ".join(f"[ -x {name} ]" for name in runnable)
+            if self.phone.run(f"{enter}chmod 755 {' '.join(runnable)}; {tests}", "setting permissions").code:
+                raise CommandFailed(
+                    f"files in {self.phone.root} cannot be made executable on this phone",
+                    "choose another folder with --root, on a file system that allows it",
+                )
         hashes = "".join(f"{piece.sha256}  {name}\n" for name, piece in folder.pieces.items())
         self.phone.run(
-            f"cd {quote(self.path(folder))} && {chmod}printf %s {quote(hashes)} > .sha256 && "
-            f"{_look(folder.pieces)} > .complete",
-            "finishing",
+            f"{enter}printf %s {quote(hashes)} > .sha256 && {_look(folder.pieces)} > .complete", "finishing"
         ).check(f"finishing {self.path(folder)}")
-        tests = " && ".join(
-            f"[ -x {quote(self.path(folder, n))} ]" for n, p in folder.pieces.items() if p.executable
-        )
-        if tests and self.phone.run(tests).code != 0:
-            raise CommandFailed(
-                f"files in {self.phone.root} cannot be made executable on this phone",
-                "choose another folder with --root, on a file system that allows it",
-            )
 
     def present(self) -> list[Present]:
         """Every folder of ours on the phone."""
@@ -177,4 +174,4 @@ class Store:
 
 def _look(pieces: Mapping[str, Piece]) -> str:
     """The command that prints what the files look like."""
-    return "stat -c '%s %Y %i %n' " + " ".join(quote(name) for name in pieces)
+    return "TZ=UTC0 stat -c '%s %y %i %a %n' " + " ".join(quote(name) for name in pieces)

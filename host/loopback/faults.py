@@ -38,17 +38,18 @@ class Link:
         self._lock = threading.Lock()
         self._since_drop = 0
         self.received = 0
-        """Payload bytes from the host, over all connections."""
+        """Payload bytes that came from the host over all connections, up to where the link was cut."""
 
     def carry(self, count: int, *, received: bool) -> bool:
         """Account for a payload of `count` bytes; True if the link is to be cut before it is delivered."""
         if self._faults.rate:
             time.sleep(count / self._faults.rate)
         with self._lock:
-            self.received += count if received else 0
+            left = self._faults.drops[0] - self._since_drop if self._faults.drops else count + 1
+            self.received += min(count, max(0, left)) if received else 0
             self._since_drop += count
-            if self._faults.drops and self._since_drop >= self._faults.drops[0]:
-                self._faults.drops.popleft()
-                self._since_drop = 0
-                return True
-        return False
+            if count < left:
+                return False
+            self._faults.drops.popleft()
+            self._since_drop = 0
+        return True

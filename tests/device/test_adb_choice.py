@@ -1,0 +1,193 @@
+"""Which phone is meant, and the one screen that says what to do when none is clear."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from phones import Connect, wait_until
+
+from hexgraft.host.adb.choice import choose, pick
+from hexgraft.host.adb.errors import NoAdb, NoDevice
+from hexgraft.host.adb.phone import ROOT, check_root, open_phone
+from hexgraft.host.adb.server import Listed, Server, parse_devices
+from hexgraft.host.loopback.adb_server import AdbServer
+from hexgraft.models.errors import NO_DEVICE, UsageError
+
+READY = Listed("R58M12", "device", "SM S928B", "e3qxxx", 3)
+OTHER = Listed("emulator-5554", "device", "sdk", "sdk", 4)
+
+
+def listed(state: str) -> Listed:
+    return Listed("R58M12", state, "", "", 5)
+
+
+def refused(found: Listed | NoDevice) -> NoDevice:
+    assert isinstance(found, NoDevice)
+    return found
+
+
+def test_lines_of_the_list() -> None:
+    text = (
+        "R58M12                 device usb:1-4 product:e3qxxx model:SM_S928B device:e3q transport_id:3\n"
+        "0123\tunauthorized usb:1-2 transport_id:1\n"
+        "????????????           no permissions (missing udev rules? user is in the plugdev group); "
+        "see [http://developer.android.com/tools/device.html] usb:1-3 transport_id:2\n"
+        "127.0.0.1:7000         offline\n"
+        "\n"
+    )
+    found = parse_devices(text)
+    assert found[0] == READY
+    assert (found[1].serial, found[1].state, found[1].transport_id) == ("0123", "unauthorized", 1)
+    assert found[2].state.startswith("no permissions (missing udev rules?")
+    assert found[2].transport_id == 2
+    assert found[3] == Listed("127.0.0.1:7000", "offline", "", "", None)
+    assert len(found) == 4
+
+
+def test_the_only_ready_one_is_taken() -> None:
+    assert pick([READY], None) == READY
+    assert pick([READY, listed("unauthorized")], None) == READY
+    assert pick([READY, OTHER], "emulator-5554") == OTHER
+
+
+def test_equal_serials_are_told_apart_by_number() -> None:
+    twin = Listed("R58M12", "device", "SM S928B", "e3qxxx", 9)
+    error = refused(pick([READY, twin], "R58M12"))
+    assert "2 phones have the serial R58M12" in error.message
+    assert "--serial NUMBER" in str(error.hint)
+    assert pick([READY, twin], "9") == twin
+
+
+def test_several_are_listed() -> None:
+    error = refused(pick([READY, OTHER], None))
+    assert error.exit_code == NO_DEVICE
+    assert error.message.splitlines() == [
+        "there are 2 phones",
+        "  R58M12         device  SM S928B  3",
+        "  emulator-5554  device  sdk       4",
+    ]
+    assert error.hint == "choose one: --serial R58M12, or export ANDROID_SERIAL=R58M12"
+
+
+def test_none_at_all() -> None:
+    error = refused(pick([], None))
+    assert error.message == "adb sees no phone"
+    assert "USB debugging" in str(error.hint)
+    assert "hexgraft device loopback" in str(error.hint)
+
+
+def test_a_serial_that_is_not_there() -> None:
+    error = refused(pick([READY], "X1"))
+    assert "there is no phone with the serial X1" in error.message
+    assert error.hint == "use one of these: --serial R58M12"
+
+
+def test_none_of_several_is_ready() -> None:
+    error = refused(pick([listed("unauthorized"), listed("offline")], None))
+    assert "none of 2 phones can be used" in error.message
+    assert "accept the prompt" in str(error.hint)
+
+
+@pytest.mark.parametrize(
+    ("state", "word"),
+    [
+        ("unauthorized", "accept the prompt"),
+        ("offline", "unplug"),
+        ("no permissions (missing udev rules?); see [...]", "android-sdk-platform-tools-common"),
+        ("recovery", "adb reboot"),
+        ("bootloader", "fastboot reboot"),
+        ("rescue", "adb devices -l"),
+    ],
+)
+def test_each_state_has_its_advice(state: str, word: str) -> None:
+    class Fixed:
+        def devices(self) -> list[Listed]:
+            return [listed(state)]
+
+    with pytest.raises(NoDevice) as raised:
+        choose(Fixed(), None, patience=0)  # type: ignore[arg-type]
+    assert f"the phone R58M12 is {state.split(';')[0]}" in raised.value.message
+    assert word in str(raised.value.hint)
+
+
+def test_offline_is_waited_for() -> None:
+    class Waking:
+        asked = 0
+
+        def devices(self) -> list[Listed]:
+            self.asked += 1
+            return [READY if self.asked > 1 else listed("offline")]
+
+    waking = Waking()
+    assert choose(waking, "R58M12", patience=5) == READY  # type: ignore[arg-type]
+    assert waking.asked == 2
+
+
+@pytest.mark.parametrize(
+    "root", ["", "/", "tmp/x", "/data", "/data/../etc", "/sdcard/x", "/storage/x/y", "//", "/a//b"]
+)
+def test_roots_that_are_refused(root: str) -> None:
+    with pytest.raises(UsageError, match="--root"):
+        check_root(root)
+
+
+def test_root_is_kept_as_it_is() -> None:
+    assert check_root(ROOT + "/") == ROOT
+
+
+def test_without_adbutils_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "adbutils", None)
+    with pytest.raises(NoAdb, match="adbutils is not installed") as raised:
+        Server()
+    assert raised.value.hint == 'install what phones need: pip install "hexgraft[device]"'
+    assert raised.value.exit_code == NO_DEVICE
+
+
+def test_an_adb_that_cannot_be_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ADBUTILS_ADB_PATH", "/nowhere/adb")
+    with pytest.raises(NoAdb, match="/nowhere/adb cannot be run"):
+        Server().client_version()
+
+
+def test_a_server_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ADBUTILS_ADB_PATH", "/bin/false")
+    monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", "1")
+    with pytest.raises(NoAdb, match="on port 1 does not answer"):
+        Server().devices()
+
+
+def test_two_phones_and_the_environment(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = connect(), connect()
+    with pytest.raises(NoDevice, match="there are 2 phones"):
+        open_phone()
+    assert open_phone(two.serial).serial == two.serial
+    one.close()
+    assert wait_until(lambda: not any(e.serial == one.serial and e.ready for e in Server().devices()))
+    assert open_phone().serial == two.serial
+
+
+def test_an_old_phone_is_refused_in_words(connect: Connect) -> None:
+    device = connect(no_shell_v2=True)
+    with pytest.raises(NoDevice, match="its Android is older than 7") as raised:
+        open_phone(device.serial)
+    assert raised.value.exit_code == NO_DEVICE
+
+
+def test_a_phone_that_refuses(connect: Connect) -> None:
+    device = connect(refuse=True)
+    assert wait_until(lambda: any(e.state == "unauthorized" for e in Server().devices()))
+    with pytest.raises(NoDevice, match="is unauthorized") as raised:
+        open_phone(device.serial, patience=0)
+    assert "accept the prompt" in str(raised.value.hint)
+    device.faults.refuse = False
+    device.drop()
+    assert wait_until(lambda: any(e.ready for e in Server().devices()), 20)
+
+
+def test_versions(server: AdbServer, connect: Connect) -> None:
+    connect()
+    found = Server()
+    assert found.version() == 41
+    assert found.client_version().startswith("1.0.41 ")
+    assert found.adb == server.adb

@@ -1,0 +1,332 @@
+"""Pushes: only what is missing, resumed, checked on the phone, and honest about every way to fail."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from pathlib import Path
+
+import pytest
+from phones import Connect
+
+from hexgraft.host.adb.errors import CommandFailed, ConnectionLost, NoSpace, TransferFailed
+from hexgraft.host.adb.phone import Phone, open_phone
+from hexgraft.host.adb.push import Pusher
+from hexgraft.host.adb.store import Folder, Piece, Store
+from hexgraft.host.loopback.adb_server import AdbServer
+from hexgraft.host.loopback.device import LoopbackDevice
+from hexgraft.models.errors import CONNECTION_LOST, FAILED, BundleError
+
+SIZE = 6_000_000
+
+
+def piece(path: Path, content: bytes, executable: bool = False) -> Piece:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return Piece(path, len(content), hashlib.sha256(content).hexdigest(), executable)
+
+
+def folder_of(pieces: dict[str, Piece], kind: str = "bundles") -> Folder:
+    return Folder(kind, hashlib.sha256(repr(sorted(pieces.items())).encode()).hexdigest(), pieces)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    data = random.Random(5).randbytes(SIZE)
+    return folder_of(
+        {
+            "weights.bin": piece(tmp_path / "weights.bin", data),
+            "target/a b's ü$.json": piece(tmp_path / "name", b"{}"),
+            "tool": piece(tmp_path / "tool", b"#!/bin/sh\necho works\n", executable=True),
+            "empty": piece(tmp_path / "empty", b""),
+        }
+    )
+
+
+def on_phone(device: LoopbackDevice, phone: Phone, folder: Folder) -> dict[str, bytes]:
+    """The files that count, by name."""
+    place = device.sandbox.path(Store(phone).path(folder))
+    files = [file for file in place.rglob("*") if file.is_file() and not file.name.startswith(".")]
+    return {str(file.relative_to(place)): file.read_bytes() for file in files}
+
+
+def ours(folder: Folder) -> dict[str, bytes]:
+    return {name: piece.source.read_bytes() for name, piece in folder.pieces.items()}
+
+
+def test_everything_arrives_and_runs(phone: Phone, device: LoopbackDevice, folder: Folder) -> None:
+    seen: dict[str, int] = {}
+    pusher = Pusher(phone, lambda name, done, total: seen.__setitem__(name, done))
+    pushed = pusher.push(folder)
+    assert on_phone(device, phone, folder) == ours(folder)
+    assert (pushed.files, pushed.sent, pushed.lost) == (4, folder.size, 0)
+    assert seen == {name: piece.size for name, piece in folder.pieces.items()}
+    assert phone.run(Store(phone).path(folder, "tool")).stdout == "works\n"
+
+
+def test_a_second_push_moves_nothing(phone: Phone, device: LoopbackDevice, folder: Folder) -> None:
+    Pusher(phone).push(folder)
+    before = device.link.received
+    pushed = Pusher(phone).push(folder)
+    assert (pushed.files, pushed.sent, pushed.kept) == (0, 0, folder.size)
+    assert device.link.received - before < 10_000
+
+
+def test_a_file_that_changed_on_the_phone_is_put_right(
+    phone: Phone, device: LoopbackDevice, folder: Folder
+) -> None:
+    Pusher(phone).push(folder)
+    file = device.sandbox.path(Store(phone).path(folder, "weights.bin"))
+    content = bytearray(file.read_bytes())
+    content[1234] ^= 1
+    file.write_bytes(content)
+    pushed = Pusher(phone).push(folder)
+    assert (pushed.files, pushed.sent) == (1, SIZE)
+    assert on_phone(device, phone, folder) == ours(folder)
+
+
+def test_a_file_touched_but_right_is_not_sent_again(
+    phone: Phone, device: LoopbackDevice, folder: Folder
+) -> None:
+    Pusher(phone).push(folder)
+    phone.run(f"touch {Store(phone).path(folder, 'weights.bin')}")
+    assert not Store(phone).is_whole(folder)
+    pushed = Pusher(phone).push(folder)
+    assert pushed.sent == 0
+    assert Store(phone).is_whole(folder)
+
+
+def test_a_missing_file_is_noticed(phone: Phone, device: LoopbackDevice, folder: Folder) -> None:
+    Pusher(phone).push(folder)
+    phone.run(f"rm {Store(phone).path(folder, 'tool')}")
+    assert Pusher(phone).push(folder).files == 1
+
+
+def test_an_emptied_folder_is_not_taken_for_whole(phone: Phone, folder: Folder) -> None:
+    Pusher(phone).push(folder)
+    phone.run(f"cd {Store(phone).path(folder)} && find . -type f -exec rm {{}} +")
+    assert not Store(phone).is_whole(folder)
+
+
+def test_files_another_folder_has_are_not_sent(
+    phone: Phone, device: LoopbackDevice, folder: Folder, tmp_path: Path
+) -> None:
+    Pusher(phone).push(folder)
+    other = folder_of({**folder.pieces, "new.json": piece(tmp_path / "new", b"[1]")})
+    pushed = Pusher(phone).push(other)
+    assert (pushed.files, pushed.sent) == (1, 3)
+    assert on_phone(device, phone, other) == ours(other)
+    assert on_phone(device, phone, folder) == ours(folder)
+
+
+def test_a_borrowed_file_that_went_bad_is_sent_after_all(
+    phone: Phone, device: LoopbackDevice, folder: Folder, tmp_path: Path
+) -> None:
+    Pusher(phone).push(folder)
+    device.sandbox.path(Store(phone).path(folder, "weights.bin")).write_bytes(bytes(SIZE))
+    other = folder_of({**folder.pieces, "new.json": piece(tmp_path / "new", b"[1]")})
+    assert Pusher(phone).push(other).sent == SIZE + 3
+    assert on_phone(device, phone, other) == ours(other)
+
+
+def test_lost_links_are_survived(phone: Phone, device: LoopbackDevice, folder: Folder) -> None:
+    before = device.link.received
+    device.faults.drops.extend([1_500_000, 1_000_000, 2_000_000])
+    pushed = Pusher(phone).push(folder)
+    assert pushed.lost == 3
+    assert on_phone(device, phone, folder) == ours(folder)
+    # What was on its way when the link went: a few of adb's messages a drop.
+    assert device.link.received - before < SIZE + 3 * 4_000_000
+
+
+def test_a_broken_push_goes_on_in_the_next_command(
+    phone: Phone, device: LoopbackDevice, folder: Folder
+) -> None:
+    device.faults.drops.append(4_000_000)
+    with pytest.raises(ConnectionLost) as raised:
+        Pusher(phone, retries=0).push(folder)
+    assert raised.value.exit_code == CONNECTION_LOST
+    phone.wait(30)
+    arrived = Store(phone).sizes(folder)["weights.bin.part"]
+    assert 0 < arrived < SIZE
+    pushed = Pusher(phone).push(folder)
+    assert pushed.sent == folder.size - arrived
+    assert on_phone(device, phone, folder) == ours(folder)
+
+
+def test_an_unfinished_file_of_other_content_is_not_continued(
+    phone: Phone, device: LoopbackDevice, folder: Folder
+) -> None:
+    place = device.sandbox.path(Store(phone).path(folder, "weights.bin.part"))
+    place.parent.mkdir(parents=True)
+    place.write_bytes(b"x" * 1000)
+    assert Pusher(phone).push(folder).sent == folder.size
+    assert on_phone(device, phone, folder) == ours(folder)
+
+
+def test_a_writer_left_behind_is_ended(phone: Phone, device: LoopbackDevice, folder: Folder) -> None:
+    """What the phone had received but not written when the link went must not be appended later."""
+    place = Store(phone).path(folder)
+    phone.run(f"mkdir -p {place}; printf x > {place}/weights.bin.part")
+    phone.run(
+        f"cd {place}; setsid sh -c 'echo $$ > weights.bin.part.pid; exec cat >> weights.bin.part' "
+        "< /dev/zero > /dev/null 2>&1 & sleep 0.2"
+    )
+    assert len(device.sandbox.processes()) == 1
+    Pusher(phone).push(folder)
+    assert device.sandbox.processes() == []
+    assert on_phone(device, phone, folder) == ours(folder)
+
+
+def test_a_byte_flipped_on_the_way_is_sent_again(
+    phone: Phone, device: LoopbackDevice, folder: Folder
+) -> None:
+    device.faults.corrupt = 3_000_000
+    assert Pusher(phone).push(folder).sent == folder.size + SIZE
+    assert on_phone(device, phone, folder) == ours(folder)
+
+
+def test_a_file_that_is_not_what_the_manifest_says(phone: Phone, folder: Folder) -> None:
+    """Altered here after its sha256 was taken: the phone finds out, nothing stands under the final name."""
+    source = folder.pieces["weights.bin"].source
+    source.write_bytes(b"y" + source.read_bytes()[1:])
+    with pytest.raises(TransferFailed, match=r"weights\.bin arrived altered .* twice") as raised:
+        Pusher(phone).push(folder)
+    assert raised.value.exit_code == FAILED
+    assert "weights.bin" not in Store(phone).sizes(folder)
+    assert not Store(phone).is_whole(folder)
+
+
+def test_a_file_that_became_shorter(phone: Phone, folder: Folder) -> None:
+    source = folder.pieces["weights.bin"].source
+    source.write_bytes(source.read_bytes()[:1000])
+    with pytest.raises(BundleError, match="became shorter"):
+        Pusher(phone).push(folder)
+
+
+def test_too_little_space_is_said_before_anything_moves(
+    phone: Phone, device: LoopbackDevice, folder: Folder, tmp_path: Path
+) -> None:
+    old = folder_of({"old": piece(tmp_path / "old", bytes(2_000_000))})
+    Pusher(phone).push(old)
+    device.set_space(8_500_000)
+    before = device.link.received
+    with pytest.raises(NoSpace, match=r"has 6\.5 MB free .* 6\.0 MB and a tenth more are needed") as raised:
+        Pusher(phone).push(folder)
+    assert raised.value.hint == "`hexgraft clean` would free 2.0 MB"
+    assert device.link.received - before < 10_000
+    Store(phone).remove(Store(phone).present())
+    assert Pusher(phone).push(folder).files == 4
+
+
+def test_a_phone_that_fills_up_meanwhile(phone: Phone, device: LoopbackDevice, folder: Folder) -> None:
+    """Somebody else writes: df promised what is not there. The unfinished file goes, the next push works."""
+
+    def fill(name: str, done: int, total: int) -> None:
+        if name == "weights.bin" and done > 2_000_000:
+            device.set_space(3_500_000)
+
+    with pytest.raises(NoSpace, match=r"are needed"):
+        Pusher(phone, fill).push(folder)
+    assert "weights.bin.part" not in Store(phone).sizes(folder)
+    device.set_space(None)
+    Pusher(phone).push(folder)
+    assert on_phone(device, phone, folder) == ours(folder)
+
+
+def test_a_folder_from_which_nothing_runs(phone: Phone, device: LoopbackDevice, folder: Folder) -> None:
+    device.set_noexec(True)
+    with pytest.raises(CommandFailed, match="cannot be made executable") as raised:
+        Pusher(phone).push(folder)
+    assert "--root" in str(raised.value.hint)
+    device.set_noexec(False)
+    Pusher(phone).push(folder)
+    assert phone.run(Store(phone).path(folder, "tool")).stdout == "works\n"
+
+
+def test_a_folder_that_cannot_be_made(phone: Phone, device: LoopbackDevice, folder: Folder) -> None:
+    device.sandbox.path(phone.root).write_bytes(b"a file in the way")
+    with pytest.raises(CommandFailed, match=r"making .* failed on the phone"):
+        Pusher(phone).push(folder)
+
+
+def test_a_reboot_in_the_middle(phone: Phone, device: LoopbackDevice, folder: Folder) -> None:
+    rebooted = False
+
+    def reboot(name: str, done: int, total: int) -> None:
+        nonlocal rebooted
+        if name == "weights.bin" and done > 3_000_000 and not rebooted:
+            rebooted = True
+            device.reboot()
+
+    pushed = Pusher(phone, reboot).push(folder)
+    assert pushed.lost >= 1
+    assert on_phone(device, phone, folder) == ours(folder)
+
+
+def test_the_adb_server_killed_in_the_middle(
+    server: AdbServer, phone: Phone, device: LoopbackDevice, folder: Folder
+) -> None:
+    killed = False
+
+    def kill(name: str, done: int, total: int) -> None:
+        nonlocal killed
+        if name == "weights.bin" and done > 3_000_000 and not killed:
+            killed = True
+            server.run("kill-server")
+            server.run("start-server")
+            server.connect([device.serial])
+
+    assert Pusher(phone, kill).push(folder).lost >= 1
+    assert on_phone(device, phone, folder) == ours(folder)
+
+
+def test_listing_and_removing(phone: Phone, device: LoopbackDevice, folder: Folder, tmp_path: Path) -> None:
+    store = Store(phone)
+    assert store.present() == []
+    other = folder_of({"x": piece(tmp_path / "x", bytes(100_000))}, "runners")
+    for each in (folder, other):
+        Pusher(phone).push(each)
+    phone.run(f"rm {store.path(other, '.complete')}")
+    found = {f"{p.kind}/{p.name}": p for p in store.present()}
+    assert set(found) == {folder.name, other.name}
+    assert found[folder.name].whole
+    assert not found[other.name].whole
+    assert found[folder.name].size == pytest.approx(SIZE, rel=0.05)
+    phone.run(f"touch {phone.root}/not-ours")
+    store.remove([found[folder.name]])
+    assert [p.name for p in store.present()] == [found[other.name].name]
+    store.remove(store.present())
+    store.remove_root()
+    assert phone.run(f"ls {phone.root}").stdout == "not-ours\n"
+    phone.run(f"rm {phone.root}/not-ours")
+    store.remove_root()
+    assert not device.sandbox.path(phone.root).exists()
+
+
+def test_an_android_like_shell_does_it_too(connect: Connect, folder: Folder) -> None:
+    shell = next((s for s in ("/bin/mksh", "/usr/bin/mksh") if Path(s).is_file()), None)
+    if shell is None:
+        pytest.skip("mksh is not installed")
+    device = connect(shell=shell)
+    phone = open_phone(device.serial)
+    device.faults.drops.append(3_000_000)
+    assert Pusher(phone).push(folder).lost == 1
+    assert on_phone(device, phone, folder) == ours(folder)
+    assert Pusher(phone).push(folder).sent == 0
+
+
+@pytest.mark.slow
+def test_fifty_drops_in_one_push(phone: Phone, device: LoopbackDevice, tmp_path: Path) -> None:
+    """300 MB with the link cut fifty times at random: the file is right, and little was sent twice."""
+    size = 300_000_000
+    pieces = {"big": piece(tmp_path / "big", random.Random(1).randbytes(size // 10) * 10)}
+    folder = folder_of(pieces)
+    generator = random.Random(2)
+    device.faults.drops.extend(generator.randint(500_000, 10_000_000) for _ in range(50))
+    before = device.link.received
+    pushed = Pusher(phone).push(folder)
+    assert pushed.lost >= 50
+    assert not device.faults.drops
+    assert on_phone(device, phone, folder) == ours(folder)
+    assert device.link.received - before <= 1.1 * size
