@@ -1,0 +1,303 @@
+"""`hexgraft chat` from outside: scripted over a pipe, and typed at a terminal with Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from command import error_of, hexgraft, spawn
+from pair import write_pair
+
+from hexgraft.export.writer import ExportOptions
+from hexgraft.host.bundle import open_bundle
+from hexgraft.host.text import TextCodec
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle whose context takes seconds to fill."""
+    folder = tmp_path_factory.mktemp("endless")
+    return write_pair(folder, noise=None, context=8192, options=ExportOptions((1, 8), 8192))
+
+
+# ------------------------------------------------------------------ scripted
+
+
+def test_each_line_is_a_turn_and_only_answers_are_printed(bundle: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "talk.json"
+    script = f"the fox\n\nthe dog\n/save {saved}\n"
+    result = hexgraft("chat", bundle, "--max-tokens", "9", "--system", "Be kind.", input=script)
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    talk = json.loads(saved.read_text(encoding="utf-8"))
+    assert set(talk) == {"model", "bundle", "messages"}
+    assert talk["bundle"] == open_bundle(bundle).digest
+    assert [m["role"] for m in talk["messages"]] == ["system", "user", "assistant", "user", "assistant"]
+    answers = [m["content"] for m in talk["messages"] if m["role"] == "assistant"]
+    assert result.stdout == "".join(answer + "\n" for answer in answers)
+    single = hexgraft("run", bundle, "-p", "the fox", "--max-tokens", "9", "--system", "Be kind.")
+    assert single.stdout == answers[0] + "\n"
+
+
+def test_trees_and_plain_decoding_hold_the_same_conversation(bundle: Path) -> None:
+    script = "the fox\nthe dog\nthe birds\n"
+    common = ("chat", bundle, "--max-tokens", "20", "--widths", "16")
+    texts = {
+        hexgraft(*common, *draft, input=script).stdout
+        for draft in (
+            ("--plain",),
+            ("--draft", "levels"),
+            ("--draft", "lookup"),
+            ("--draft", "lookup+levels"),
+        )
+    }
+    assert len(texts) == 1
+
+
+def test_the_cache_is_reused_across_turns_and_undo(bundle: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "talk.json"
+    script = f"the fox\nthe dog\n/stats\n/save {saved}\n/undo\nthe dog\n/stats\n/save {saved}.again\n"
+    result = hexgraft("chat", bundle, "--max-tokens", "9", input=script + "/reset\nthe fox\n/stats\n")
+    assert result.exit_code == 0
+    counts = [int(n) for n in re.findall(r"(\d+) of them from the cache", result.stderr)]
+    prompts = [int(n) for n in re.findall(r"prompt (\d+) tokens", result.stderr)]
+    assert len(counts) == len(prompts) == 3
+    first = TextCodec(open_bundle(bundle)).encode_chat([{"role": "user", "content": "the fox"}])
+    assert counts[0] == len(first) + 9 - 1, "all but the last token of the first answer"
+    assert counts[1:] == [prompt - 1 for prompt in prompts[1:]], "the whole prompt was there already"
+    assert saved.read_text() == Path(f"{saved}.again").read_text()
+
+
+def test_lines_continue_after_a_backslash(bundle: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "talk.json"
+    script = f"the fox\\\nand the dog\n//no command\n/save {saved}\nlast \\"
+    result = hexgraft("chat", bundle, "--max-tokens", "3", input=script)
+    assert result.exit_code == 0, result.stderr
+    questions = [m["content"] for m in json.loads(saved.read_text())["messages"] if m["role"] == "user"]
+    assert questions == ["the fox\nand the dog", "/no command"]
+
+
+def test_stop_strings_end_answers(bundle: Path) -> None:
+    free = hexgraft("chat", bundle, "--max-tokens", "40", input="the fox\n").stdout
+    stop = next(free[i : i + 2] for i in range(6, 40) if free[i : i + 2].isascii())
+    result = hexgraft("chat", bundle, "--max-tokens", "40", "--stop", stop, input="the fox\n/stats\n")
+    assert result.stdout == free[: free.index(stop)] + "\n"
+    assert result.stderr.startswith("[stop-string] ")
+
+
+def test_a_baked_prefix_is_kept_from_the_first_turn(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "system.txt").write_text("The fox answers.")
+    prefix = tmp_path / "prefix.safetensors"
+    baked = json.loads(
+        hexgraft("bake", bundle, "--system", tmp_path / "system.txt", "-o", prefix, "--json").stdout
+    )
+    script = "the dog\n/stats\n"
+    result = hexgraft("chat", bundle, "--baked", prefix, "--max-tokens", "9", input=script)
+    assert f" {baked['tokens']} of them from the cache" in result.stderr
+    plain = hexgraft("chat", bundle, "--system", "The fox answers.", "--max-tokens", "9", input=script)
+    assert result.stdout == plain.stdout
+
+
+def test_a_full_context_is_said_with_what_to_do(bundle: Path) -> None:
+    script = "the fox " * 12 + "\n"
+    result = hexgraft("chat", bundle, "--max-tokens", "40", input=script * 6)
+    assert result.exit_code == 1
+    message, hint = result.stderr.strip().splitlines()[-3], result.stderr.strip().splitlines()[-1]
+    assert message.startswith("error: with this message the conversation has ")
+    assert message.endswith(" tokens, the context holds 256; the message was taken back")
+    assert hint.startswith("hint: /reset starts over, /undo takes a turn back; `chat --drop-oldest`")
+
+
+def test_the_oldest_turns_are_dropped_when_asked(bundle: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "talk.json"
+    script = "the fox " * 12 + "\n"
+    result = hexgraft(
+        "chat",
+        bundle,
+        "--drop-oldest",
+        "--max-tokens",
+        "30",
+        "--system",
+        "Be kind.",
+        input=script * 6 + f"/save {saved}\n",
+    )
+    assert result.exit_code == 0, result.stderr
+    assert "the context is full: forgot the 1 oldest of " in result.stderr
+    talk = json.loads(saved.read_text())["messages"]
+    assert talk[0]["role"] == "system"
+    assert 3 <= len(talk) < 13
+
+
+def test_an_answer_cut_by_the_context_is_said(bundle: Path) -> None:
+    result = hexgraft("chat", bundle, "--max-tokens", "1000", input="the fox " * 30 + "\n")
+    assert "the context of 256 tokens is full, the answer ends here; /reset starts over" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "message", "hint"),
+    [
+        ("/rest", "there is no command /rest", "type /reset"),
+        ("/xyzzy", "there is no command /xyzzy", "type /help"),
+        ("/save", "/save needs a file name", "type /save conversation.json"),
+    ],
+)
+def test_bad_commands(bundle: Path, line: str, message: str, hint: str) -> None:
+    result = hexgraft("chat", bundle, input=line + "\n")
+    assert error_of(result) == (message, hint)
+    assert result.exit_code == 2
+
+
+def test_save_does_not_overwrite_what_it_did_not_write(bundle: Path, tmp_path: Path) -> None:
+    mine, saved = tmp_path / "mine", tmp_path / "saved.json"
+    mine.write_text("mine")
+    result = hexgraft("chat", bundle, input=f"/save {saved}\n/save {saved}\n/save {mine}\n")
+    message, hint = error_of(result)
+    assert message == f"{mine} exists already"
+    assert hint.endswith(f"rm {mine}")
+    assert mine.read_text() == "mine"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["mine", "saved.json"]
+
+
+def test_help_and_quit(bundle: Path) -> None:
+    result = hexgraft("chat", bundle, input="/help\n/stats\n/quit\nnever read\n")
+    assert result.exit_code == 0
+    assert result.stdout == ""
+    for name in ("/reset", "/undo", "/save FILE", "/stats", "/quit"):
+        assert name in result.stderr
+    assert "no answer yet" in result.stderr
+
+
+def test_a_bundle_without_template_is_sent_to_run(tmp_path: Path, bundle: Path) -> None:
+    copy = Path(shutil.copytree(bundle, tmp_path / "copy"))
+    manifest = json.loads((copy / "bundle.json").read_text())
+    manifest["tokenizer"]["chat_template"] = None
+    (copy / "bundle.json").write_text(json.dumps(manifest))
+    result = hexgraft("chat", copy, input="hi\n")
+    message, hint = error_of(result)
+    assert message == f"{copy} has no chat template"
+    assert hint.startswith(f"hexgraft run {copy} --raw")
+    assert result.exit_code == 2
+
+
+def test_ctrl_c_in_a_script_keeps_the_text_and_leaves(endless: Path) -> None:
+    with spawn("chat", endless, "--plain", "--max-tokens", "100000") as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"the fox\nnever read\n")
+        process.stdin.flush()
+        first = process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert first
+    assert rest.endswith(b"\n")
+    assert b"Traceback" not in errors
+
+
+# ------------------------------------------------------------------ terminal
+
+
+class Terminal:
+    """A chat at the other end of a pseudo-terminal."""
+
+    def __init__(self, process: subprocess.Popen[bytes], master: int) -> None:
+        self.process = process
+        self._master = master
+        self.seen = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def wait_for(self, text: str, since: int = 0) -> int:
+        """Read until `text` shows behind `since`; where it ends."""
+        self._read(lambda: text in self.seen[since:])
+        return self.seen.index(text, since) + len(text)
+
+    def wait_for_more(self, length: int) -> None:
+        """Read until there are more than `length` letters in all."""
+        self._read(lambda: len(self.seen) > length)
+
+    def press_ctrl_c(self) -> None:
+        """At a prompt: between showing it and waiting for keys, readline takes no notice of signals."""
+        time.sleep(0.5)
+        self.process.send_signal(signal.SIGINT)
+
+    def _read(self, enough: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 60
+        while not enough():
+            assert time.monotonic() < deadline, self.seen
+            if select.select([self._master], [], [], 1)[0]:
+                self.seen += os.read(self._master, 1 << 16).decode(errors="replace")
+
+
+@contextmanager
+def terminal(*arguments: str | Path) -> Iterator[Terminal]:
+    master, slave = pty.openpty()
+    process = spawn("chat", *arguments, stdin=slave, stdout=slave, stderr=slave, start_new_session=True)
+    os.close(slave)
+    try:
+        yield Terminal(process, master)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        os.close(master)
+
+
+def test_ctrl_c_ends_an_answer_keeps_the_turn_and_then_leaves(endless: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "talk.json"
+    with terminal(endless, "--plain", "--max-tokens", "100000") as chat:
+        place = chat.wait_for("/help shows what can be typed")
+        place = chat.wait_for("> ", place)
+        chat.type("the fox\n")
+        place = chat.wait_for("the fox\r\n", place)
+        chat.wait_for_more(place + 20)
+        chat.process.send_signal(signal.SIGINT)
+        place = chat.wait_for("\r\n> ", place)
+        chat.type(f"/save {saved}\n")
+        place = chat.wait_for(f"wrote {saved}", place)
+        place = chat.wait_for("> ", place)
+        chat.press_ctrl_c()
+        place = chat.wait_for("Ctrl-C again leaves", place)
+        chat.wait_for("> ", place)
+        chat.press_ctrl_c()
+        assert chat.process.wait(timeout=30) == 130
+    talk = json.loads(saved.read_text(encoding="utf-8"))["messages"]
+    assert [m["role"] for m in talk] == ["user", "assistant"]
+    assert len(talk[1]["content"]) > 10
+    assert "Traceback" not in chat.seen
+
+
+def test_errors_do_not_end_a_conversation_and_ctrl_d_does(bundle: Path) -> None:
+    with terminal(bundle, "--max-tokens", "5") as chat:
+        place = chat.wait_for("> ")
+        chat.type("/rest\n")
+        place = chat.wait_for("type /reset", place)
+        chat.type("/undo\n")
+        place = chat.wait_for("there is no turn to take back", place)
+        chat.type("the fox\\\nand the dog\n")
+        place = chat.wait_for("> ", chat.wait_for("and the dog\r\n", place))
+        chat.type("/stats\n")
+        place = chat.wait_for("1 turns, ", place)
+        chat.type("/reset\n")
+        chat.wait_for("> ", chat.wait_for("started over", place))
+        time.sleep(0.5)
+        chat.type("\x04")
+        assert chat.process.wait(timeout=30) == 0
+    assert "Traceback" not in chat.seen
