@@ -40,7 +40,8 @@ class RunnerSession:
     """A model of a bundle, run by a runner at the other end of `connection`.
 
     `place` is the bundle's folder as the runner sees it. Stores, moves and resets wait for the next message,
-    so that a round costs one round trip; the rows a pass is usually asked for come back with it.
+    so that a round costs one round trip; the rows a pass is usually asked for come back with it. `soc` and
+    `precision` choose among several builds for the NPU, None for the first one.
     """
 
     def __init__(
@@ -54,6 +55,8 @@ class RunnerSession:
         whole: bool = False,
         threads: int = 0,
         options: Mapping[str, str] | None = None,
+        soc: str | None = None,
+        precision: str | None = None,
         owner: LocalRunner | None = None,
     ) -> None:
         self.name = connection.name(role)
@@ -63,6 +66,7 @@ class RunnerSession:
             request["widths"] = sorted(set(widths))
         if options:
             request["options"] = dict(options)
+        request |= {name: value for name, value in (("soc", soc), ("precision", precision)) if value}
         self.connection = connection
         self.role = role
         self._owner = owner

@@ -152,11 +152,53 @@ Status check_file(const Json& manifest, const std::string& folder, const std::st
   return std::nullopt;
 }
 
-int dimension(const Json& graph, const char* name) {
-  const Json value = graph.value(name, Json());
-  if (!value.is_number_integer()) return 0;
+// A whole number from 1, 0 where it is null or absent, -1 where it is anything else.
+int count(const Json& entry, const char* name) {
+  const Json value = entry.value(name, Json());
+  if (value.is_null()) return 0;
+  if (!value.is_number_integer()) return -1;
   const auto number = value.get<std::int64_t>();
   return number > 0 && number <= (1 << 24) ? static_cast<int>(number) : -1;
+}
+
+std::string text(const Json& entry, const char* name) {
+  const Json value = entry.value(name, Json());
+  return value.is_string() ? value.get<std::string>() : "";
+}
+
+// What a graph says of the NPU it was compiled for; false where that makes no sense.
+bool read_htp(const Json& htp, GraphFile& file) {
+  const Json part = htp.value("part", Json(0)), shared = htp.value("shared", Json(false));
+  const Json mask = htp.value("mask_value", Json());
+  file.soc = text(htp, "soc");
+  file.soc_model = count(htp, "soc_model");
+  file.vtcm_mb = count(htp, "vtcm_mb");
+  file.parts = htp.contains("parts") ? count(htp, "parts") : 1;
+  if (!part.is_number_integer() || !shared.is_boolean() || !(mask.is_null() || mask.is_number())) return false;
+  file.part = static_cast<int>(part.get<std::int64_t>());
+  file.shared = shared.get<bool>();
+  file.mask_value = mask.is_null() ? 0 : mask.get<double>();
+  const bool mask_fits = file.mask_value == 0 || (file.mask_value >= -1e9 && file.mask_value <= -20);
+  return file.soc_model > 0 && file.vtcm_mb >= 0 && file.parts > 0 && file.parts <= 1024 && file.part >= 0 &&
+         file.part < file.parts && mask_fits;
+}
+
+Result<GraphFile> read_graph(const Json& graph, const Json& manifest, const std::string& path,
+                             const std::string& where) {
+  const std::string name = text(graph, "file");
+  if (Status problem = check_file(manifest, path, name, where)) return *problem;
+  GraphFile file;
+  file.path = path + "/" + name;
+  file.width = count(graph, "width");
+  file.capacity = count(graph, "capacity");
+  file.precision = text(graph, "precision");
+  const Json htp = graph.value("htp", Json());
+  if (htp.is_object()) {
+    if (!read_htp(htp, file)) return bad(where + ": " + name + " does not say what it was compiled for");
+    if (Status problem = check_file(manifest, path, text(htp, "binary"), where)) return *problem;
+  }
+  if (file.width < 0 || file.capacity < 0) return bad(where + " has a graph of impossible size");
+  return file;
 }
 
 }  // namespace
@@ -175,12 +217,9 @@ Result<ModelFiles> read_model(const std::string& path, const std::string& role, 
   const Json graphs = entry->value("graphs", Json());
   for (const Json& graph : graphs.is_array() ? graphs : Json::array()) {
     if (!graph.is_object() || graph.value("provider", Json()) != provider) continue;
-    const Json name = graph.value("file", Json());
-    if (!name.is_string()) return bad(where + " has a graph without a file");
-    if (Status problem = check_file(*manifest, path, name.get<std::string>(), where)) return *problem;
-    GraphFile file{path + "/" + name.get<std::string>(), dimension(graph, "width"), dimension(graph, "capacity")};
-    if (file.width < 0 || file.capacity < 0) return bad(where + " has a graph of impossible size");
-    files.graphs.push_back(std::move(file));
+    Result<GraphFile> file = read_graph(graph, *manifest, path, where);
+    if (!file) return file.error();
+    files.graphs.push_back(std::move(*file));
   }
   if (files.graphs.empty()) {
     return Error{"no_graph", path + " has no " + provider + " graph of the " + role + " model",

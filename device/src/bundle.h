@@ -13,6 +13,12 @@ struct GraphFile {
   std::string path;
   int width = 0;     // 0 while symbolic
   int capacity = 0;  // 0 while symbolic
+  // Of a graph compiled for the NPU. Graphs of one width with several parts run one after the other.
+  std::string precision, soc;
+  int soc_model = 0, vtcm_mb = 0;  // 0: not said
+  int part = 0, parts = 1;
+  bool shared = false;    // its context binary serves several graphs
+  double mask_value = 0;  // takes the place of the model's unless 0
 };
 
 struct ModelFiles {

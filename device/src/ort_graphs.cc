@@ -1,5 +1,6 @@
 #include "ort_graphs.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <set>
@@ -24,16 +25,24 @@ std::size_t volume(const Shape& shape) {
 
 }  // namespace
 
-OrtGraphs::OrtGraphs(const Sizes& sizes, std::string provider, int threads, std::map<int, Ort::Session> sessions)
+OrtGraphs::OrtGraphs(const Sizes& sizes, std::string provider, int threads, std::map<int, Chain> chains)
     : sizes_(sizes),
       provider_(std::move(provider)),
       threads_(threads),
-      sessions_(std::move(sessions)),
+      chains_(std::move(chains)),
       memory_(Ort::MemoryInfo::CreateCpu(OrtDeviceAllocator, OrtMemTypeDefault)) {}
 
 Status OrtGraphs::check() const {
+  for (const auto& entry : chains_) {
+    if (Status problem = check_chain(entry.second)) return problem;
+  }
+  return std::nullopt;
+}
+
+// All parts together take the contract's inputs and give its outputs; what else one gives, a later one takes.
+Status OrtGraphs::check_chain(const Chain& chain) const {
   std::set<std::string> wanted_in{"input_ids", "attention_mask", "position_ids_cos", "position_ids_sin"};
-  std::set<std::string> wanted_out{"logits"};
+  std::set<std::string> wanted_out{"logits"}, taken, given;
   for (int i = 0; i < sizes_.layers; ++i) {
     for (const char* kind : {"key", "value"}) {
       wanted_in.insert(layer_name(kind, i, "in"));
@@ -41,55 +50,73 @@ Status OrtGraphs::check() const {
     }
   }
   if (sizes_.has_hidden) wanted_out.insert("hidden");
-  for (const auto& entry : sessions_) {
-    const Ort::Session& session = entry.second;
-    const std::vector<std::string> inputs = session.GetInputNames(), outputs = session.GetOutputNames();
-    if (std::set<std::string>(inputs.begin(), inputs.end()) != wanted_in ||
-        std::set<std::string>(outputs.begin(), outputs.end()) != wanted_out) {
-      return Error{"bad_graph", "a graph's inputs or outputs are not those of the bundle's sizes",
-                   "export it again"};
-    }
+  for (const Ort::Session& part : chain) {
+    const std::vector<std::string> inputs = part.GetInputNames();
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       const auto wanted =
           inputs[i] == "input_ids" ? ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32 : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
-      const Ort::TypeInfo info = session.GetInputTypeInfo(i);
-      if (info.GetTensorTypeAndShapeInfo().GetElementType() != wanted) {
+      if (part.GetInputTypeInfo(i).GetTensorTypeAndShapeInfo().GetElementType() != wanted) {
         return Error{"bad_graph", "the graph's input " + inputs[i] + " has a number type this runner does not feed",
                      "export it again with float32 inputs and outputs"};
       }
+      if (given.count(inputs[i]) == 0) taken.insert(inputs[i]);
     }
+    for (const std::string& output : part.GetOutputNames()) given.insert(output);
+  }
+  const bool all_given = std::includes(given.begin(), given.end(), wanted_out.begin(), wanted_out.end());
+  if (taken != wanted_in || !all_given) {
+    return Error{"bad_graph", "a graph's inputs or outputs are not those of the bundle's sizes", "export it again"};
   }
   return std::nullopt;
 }
 
-Ort::Session& OrtGraphs::session(int width) {
-  const auto own = sessions_.find(width);
-  return own != sessions_.end() ? own->second : sessions_.at(0);
+OrtGraphs::Chain& OrtGraphs::chain(int width) {
+  const auto own = chains_.find(width);
+  return own != chains_.end() ? own->second : chains_.at(0);
 }
 
-Ort::IoBinding OrtGraphs::bind(Ort::Session& session, int width, Cache& cache, Pass& pass) {
-  Ort::IoBinding binding(session);
+OrtGraphs::Tensors OrtGraphs::tensors(int width, Cache& cache, Pass& pass) const {
   const std::int64_t t = width, c = cache.capacity(), heads = sizes_.kv_heads, dim = sizes_.head_dim;
-  const auto tensor = [&](float* data, const Shape& shape) {
-    return Ort::Value::CreateTensor<float>(memory_, data, volume(shape), shape.data(), shape.size());
+  Tensors made;
+  const auto add = [&](const std::string& name, float* data, const Shape& shape) {
+    made.emplace(name, Ort::Value::CreateTensor<float>(memory_, data, volume(shape), shape.data(), shape.size()));
   };
   const Shape ids{1, t};
-  binding.BindInput("input_ids",
-                    Ort::Value::CreateTensor<std::int32_t>(memory_, static_cast<std::int32_t*>(pass.ids.data()),
-                                                           volume(ids), ids.data(), 2));
-  binding.BindInput("attention_mask", tensor(pass.mask.floats(), {1, 1, t, c + t}));
-  binding.BindInput("position_ids_cos", tensor(pass.cos.floats(), {1, 1, t, dim / 2}));
-  binding.BindInput("position_ids_sin", tensor(pass.sin.floats(), {1, 1, t, dim / 2}));
-  binding.BindOutput("logits", tensor(pass.logits.floats(), {1, t, sizes_.vocab}));
-  if (sizes_.has_hidden) binding.BindOutput("hidden", tensor(pass.hidden.floats(), {1, t, sizes_.hidden}));
+  auto* tokens = static_cast<std::int32_t*>(pass.ids.data());
+  made.emplace("input_ids", Ort::Value::CreateTensor<std::int32_t>(memory_, tokens, volume(ids), ids.data(), 2));
+  add("attention_mask", pass.mask.floats(), {1, 1, t, c + t});
+  add("position_ids_cos", pass.cos.floats(), {1, 1, t, dim / 2});
+  add("position_ids_sin", pass.sin.floats(), {1, 1, t, dim / 2});
+  add("logits", pass.logits.floats(), {1, t, sizes_.vocab});
+  if (sizes_.has_hidden) add("hidden", pass.hidden.floats(), {1, t, sizes_.hidden});
   for (int i = 0; i < sizes_.layers; ++i) {
     const auto at = static_cast<std::size_t>(i);
-    binding.BindInput(layer_name("key", i, "in").c_str(), tensor(cache.keys(i), {heads, 1, dim, c}));
-    binding.BindInput(layer_name("value", i, "in").c_str(), tensor(cache.values(i), {heads, 1, c, dim}));
-    binding.BindOutput(layer_name("key", i, "out").c_str(), tensor(pass.keys[at].floats(), {heads, 1, dim, t}));
-    binding.BindOutput(layer_name("value", i, "out").c_str(), tensor(pass.values[at].floats(), {heads, 1, t, dim}));
+    add(layer_name("key", i, "in"), cache.keys(i), {heads, 1, dim, c});
+    add(layer_name("value", i, "in"), cache.values(i), {heads, 1, c, dim});
+    add(layer_name("key", i, "out"), pass.keys[at].floats(), {heads, 1, dim, t});
+    add(layer_name("value", i, "out"), pass.values[at].floats(), {heads, 1, t, dim});
   }
-  return binding;
+  return made;
+}
+
+std::vector<Ort::IoBinding> OrtGraphs::bind(Chain& chain, int width, Cache& cache, Pass& pass) {
+  Tensors known = tensors(width, cache, pass);
+  Ort::AllocatorWithDefaultOptions allocator;
+  std::vector<Ort::IoBinding> bindings;
+  for (Ort::Session& part : chain) {
+    Ort::IoBinding binding(part);
+    for (const std::string& name : part.GetInputNames()) binding.BindInput(name.c_str(), known.at(name));
+    const std::vector<std::string> outputs = part.GetOutputNames();
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      if (known.count(outputs[i]) == 0) {  // passes between parts; the bindings keep it alive
+        const Shape shape = part.GetOutputTypeInfo(i).GetTensorTypeAndShapeInfo().GetShape();
+        known.emplace(outputs[i], Ort::Value::CreateTensor<float>(allocator, shape.data(), shape.size()));
+      }
+      binding.BindOutput(outputs[i].c_str(), known.at(outputs[i]));
+    }
+    bindings.push_back(std::move(binding));
+  }
+  return bindings;
 }
 
 Result<double> OrtGraphs::run(int width, Cache& cache, Pass& pass) {
@@ -99,12 +126,12 @@ Result<double> OrtGraphs::run(int width, Cache& cache, Pass& pass) {
       cache_epoch_ = cache.epoch();
       pass_epoch_ = pass.epoch();
     }
-    Ort::Session& own = session(width);
+    Chain& parts = chain(width);
     auto binding = bindings_.find(width);
-    if (binding == bindings_.end()) binding = bindings_.emplace(width, bind(own, width, cache, pass)).first;
+    if (binding == bindings_.end()) binding = bindings_.emplace(width, bind(parts, width, cache, pass)).first;
     const Ort::RunOptions options;
     const auto start = std::chrono::steady_clock::now();
-    own.Run(options, binding->second);
+    for (std::size_t i = 0; i < parts.size(); ++i) parts[i].Run(options, binding->second[i]);
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   } catch (const Ort::Exception& problem) {
     bindings_.clear();

@@ -1,4 +1,4 @@
-// Graphs run by ONNX Runtime: one session for a symbolic file, one per width for static ones.
+// Graphs run by ONNX Runtime: one session for a symbolic file, one or a chain of parts per width for static ones.
 #pragma once
 
 #include <map>
@@ -14,8 +14,10 @@ namespace hexgraft {
 
 class OrtGraphs : public Graphs {
  public:
-  // `sessions` by width; the one at 0 serves every width that has none of its own.
-  OrtGraphs(const Sizes& sizes, std::string provider, int threads, std::map<int, Ort::Session> sessions);
+  using Chain = std::vector<Ort::Session>;
+
+  // `chains` by width, parts in order; the one at 0 serves every width that has none of its own.
+  OrtGraphs(const Sizes& sizes, std::string provider, int threads, std::map<int, Chain> chains);
 
   // Refuse graphs whose inputs or outputs are not the contract's.
   Status check() const;
@@ -24,14 +26,19 @@ class OrtGraphs : public Graphs {
   int threads() const override { return threads_; }
 
  private:
-  Ort::IoBinding bind(Ort::Session& session, int width, Cache& cache, Pass& pass);
-  Ort::Session& session(int width);
+  using Tensors = std::map<std::string, Ort::Value>;
+
+  Status check_chain(const Chain& chain) const;
+  std::vector<Ort::IoBinding> bind(Chain& chain, int width, Cache& cache, Pass& pass);
+  // The contract's tensors by name, over the buffers of cache and pass.
+  Tensors tensors(int width, Cache& cache, Pass& pass) const;
+  Chain& chain(int width);
 
   Sizes sizes_;
   std::string provider_;
   int threads_;
-  std::map<int, Ort::Session> sessions_;
-  std::map<int, Ort::IoBinding> bindings_;  // by width, for the epochs below
+  std::map<int, Chain> chains_;
+  std::map<int, std::vector<Ort::IoBinding>> bindings_;  // by width, for the epochs below
   std::uint64_t cache_epoch_ = 0, pass_epoch_ = 0;
   Ort::MemoryInfo memory_{nullptr};
 };

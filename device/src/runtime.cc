@@ -17,6 +17,12 @@ namespace {
 
 constexpr int kNewestApi = 29;  // of the headers this is written for
 constexpr int kOldestApi = 22;
+// An x86-64 machine has only the emulator, whose graphs a bundle keeps apart: it cannot load shared binaries.
+#if defined(__x86_64__)
+constexpr const char* kHtpGraphs = "htp-sim";
+#else
+constexpr const char* kHtpGraphs = "htp";
+#endif
 constexpr const char* kQnn = "QNNExecutionProvider";
 
 // What a load may set of the QNN provider; paths stay the command line's business.
@@ -86,34 +92,35 @@ class GraphLoader {
     // Between passes the cores belong to the host and to the other model.
     options.AddConfigEntry("session.force_spinning_stop", "1");
     options.SetLogSeverityLevel(3);
-    std::map<int, Ort::Session> sessions;
-    sessions.emplace(0, Ort::Session(env_, file.path.c_str(), options));
+    std::map<int, OrtGraphs::Chain> chains;
+    chains[0].emplace_back(env_, file.path.c_str(), options);
     const int context = files_.sizes.context;
     const int capacity = request_.whole ? context : std::min(kCacheStep, context);
-    return finish(std::move(sessions), threads, capacity, plain_memory());
+    return finish(std::move(chains), threads, capacity, plain_memory());
   }
 
-  // Static graphs, one session per width, no node of them on the CPU.
+  // Static graphs, one session per width and part, no node of them on the CPU.
   Result<std::unique_ptr<Model>> load_htp() {
     if (Status problem = register_plugin()) return *problem;
+    if (Status problem = choose_build()) return *problem;
     if (Status problem = choose_widths()) return *problem;
+    const GraphFile& first = files_.graphs.front();
     const int threads = use_cores();
     Ort::SessionOptions options;
     options.SetIntraOpNumThreads(threads);
     options.SetLogSeverityLevel(3);
     options.AddConfigEntry("session.disable_cpu_ep_fallback", "1");
+    if (first.shared) options.AddConfigEntry("ep.share_ep_contexts", "1");
     if (Status problem = append_qnn(options)) return *problem;
-    std::map<int, Ort::Session> sessions;
-    for (const GraphFile& file : files_.graphs) {
-      sessions.emplace(file.width, Ort::Session(env_, file.path.c_str(), options));
-    }
-    std::shared_ptr<Memory> memory = shared_or_plain(sessions.begin()->second);
-    return finish(std::move(sessions), threads, files_.graphs.front().capacity, std::move(memory));
+    std::map<int, OrtGraphs::Chain> chains;
+    for (const GraphFile& file : files_.graphs) chains[file.width].emplace_back(env_, file.path.c_str(), options);
+    std::shared_ptr<Memory> memory = shared_or_plain(chains.begin()->second.front());
+    return finish(std::move(chains), threads, first.capacity, std::move(memory));
   }
 
-  Result<std::unique_ptr<Model>> finish(std::map<int, Ort::Session> sessions, int threads, int capacity,
+  Result<std::unique_ptr<Model>> finish(std::map<int, OrtGraphs::Chain> chains, int threads, int capacity,
                                         std::shared_ptr<Memory> memory) {
-    auto graphs = std::make_unique<OrtGraphs>(files_.sizes, request_.provider, threads, std::move(sessions));
+    auto graphs = std::make_unique<OrtGraphs>(files_.sizes, request_.provider, threads, std::move(chains));
     if (Status problem = graphs->check()) return *problem;
     return std::make_unique<Model>(files_.sizes, std::move(memory), capacity, std::move(graphs));
   }
@@ -141,23 +148,51 @@ class GraphLoader {
     return std::nullopt;
   }
 
-  // Keep the graphs of the widths asked for; all must have one capacity, which becomes the context.
+  // Keep the graphs of one build: those of the chip and precision asked for, or of the first graph.
+  Status choose_build() {
+    std::vector<GraphFile> kept;
+    for (const GraphFile& file : files_.graphs) {
+      const bool wanted = (request_.soc.empty() || file.soc == request_.soc) &&
+                          (request_.precision.empty() || file.precision == request_.precision);
+      const bool same =
+          kept.empty() || (file.soc_model == kept.front().soc_model && file.precision == kept.front().precision);
+      if (wanted && same) kept.push_back(file);
+    }
+    if (kept.empty()) {
+      return Error{"no_graph", "the bundle has no htp graph for that chip and precision", "choose what it has"};
+    }
+    files_.graphs = std::move(kept);
+    if (files_.graphs.front().mask_value != 0) {
+      files_.sizes.mask_value = static_cast<float>(files_.graphs.front().mask_value);
+    }
+    return std::nullopt;
+  }
+
+  // Keep the graphs of the widths asked for, parts in order; all must have one capacity, which is the context then.
   Status choose_widths() {
     std::vector<GraphFile> kept;
-    std::vector<int> widths;
+    std::map<int, int> parts;
+    std::stable_sort(files_.graphs.begin(), files_.graphs.end(), [](const GraphFile& a, const GraphFile& b) {
+      return std::pair(a.width, a.part) < std::pair(b.width, b.part);
+    });
+    const std::vector<int>& asked = request_.widths;
     for (const GraphFile& file : files_.graphs) {
-      const bool wanted = request_.widths.empty() || std::find(request_.widths.begin(), request_.widths.end(),
-                                                               file.width) != request_.widths.end();
       if (file.width == 0 || file.capacity == 0 || file.capacity > files_.sizes.context ||
           file.capacity != files_.graphs.front().capacity) {
         return Error{"bad_graph", "an htp graph needs a fixed width and the capacity of all others",
                      "export it again"};
       }
-      if (wanted) kept.push_back(file), widths.push_back(file.width);
+      if (!asked.empty() && std::find(asked.begin(), asked.end(), file.width) == asked.end()) continue;
+      if (file.part != parts[file.width]++) {
+        return Error{"bad_graph", "the parts of an htp graph are not all there, once each", "export it again"};
+      }
+      kept.push_back(file);
     }
-    std::sort(widths.begin(), widths.end());
-    if (widths.empty() || (!request_.widths.empty() && widths != request_.widths) ||
-        std::adjacent_find(widths.begin(), widths.end()) != widths.end()) {
+    std::vector<int> widths;
+    for (const auto& entry : parts) widths.push_back(entry.first);
+    const bool whole = std::all_of(kept.begin(), kept.end(),
+                                   [&](const GraphFile& file) { return parts[file.width] == file.parts; });
+    if (widths.empty() || !whole || (!asked.empty() && widths != asked)) {
       return Error{"no_graph", "the bundle has not one htp graph for each width asked for", "choose widths it has"};
     }
     files_.graphs = std::move(kept);
@@ -171,7 +206,12 @@ class GraphLoader {
     const std::string& backend = runtime_.paths_.backend;
     std::unordered_map<std::string, std::string> settings{
         {"backend_path", backend.empty() ? folder_of(runtime_.paths_.qnn) + "/libQnnHtp.so" : backend},
-        {"htp_performance_mode", "burst"}};
+        {"htp_performance_mode", "burst"},
+        // Quantising at the graph's border belongs to the NPU too: the other way is a CPU node.
+        {"offload_graph_io_quantization", "0"}};
+    const GraphFile& first = files_.graphs.front();
+    if (first.soc_model > 0) settings["soc_model"] = std::to_string(first.soc_model);
+    if (first.vtcm_mb > 0) settings["vtcm_mb"] = std::to_string(first.vtcm_mb);
     for (const auto& [name, value] : request_.options) {
       if (kHtpOptions.count(name) == 0) {
         return Error{"bad_field", "`options` has the unknown entry `" + name + "`", "see PROTOCOL.md"};
@@ -253,7 +293,8 @@ Result<std::unique_ptr<Model>> Runtime::load(const LoadRequest& request) {
   if (request.provider != "cpu" && request.provider != "htp") {
     return Error{"bad_field", "`provider` must be `cpu` or `htp`", "see PROTOCOL.md"};
   }
-  Result<ModelFiles> files = read_model(request.bundle, request.role, request.provider);
+  Result<ModelFiles> files =
+      read_model(request.bundle, request.role, request.provider == "cpu" ? "cpu" : kHtpGraphs);
   if (!files) return files.error();
   try {
     return GraphLoader(*this, request, std::move(*files)).load();

@@ -164,6 +164,8 @@ Session::Answer Session::load(Fields& fields, const std::string& name) {
   }
   if (fields.has("whole")) request.whole = fields.boolean("whole");
   if (fields.has("threads")) request.threads = static_cast<int>(fields.integer("threads", 0, 256));
+  if (fields.has("soc")) request.soc = fields.text("soc");
+  if (fields.has("precision")) request.precision = fields.text("precision");
   if (fields.has("options")) request.options = fields.texts("options");
   if (name.empty() || name.size() > 64) fields.refuse("`model` must be a name of 1 to 64 bytes");
   if (request.role != "target" && request.role != "draft") fields.refuse("`role` must be `target` or `draft`");

@@ -21,9 +21,10 @@ constexpr int kProtocol = 1;
 
 struct LoadRequest {
   std::string bundle, role, provider;
-  std::vector<int> widths;  // empty: any
-  bool whole = false;       // the whole context at once, instead of a cache that grows
-  int threads = 0;          // 0: one per big core
+  std::string soc, precision;  // which of several builds for the NPU; empty: the first
+  std::vector<int> widths;     // empty: any
+  bool whole = false;          // the whole context at once, instead of a cache that grows
+  int threads = 0;             // 0: one per big core
   std::map<std::string, std::string> options;
 };
 

@@ -106,6 +106,37 @@ int main() {
     if (std::string(name) == "other.onnx") escaping["files"].erase(name);
     CHECK(code(folder, escaping) == "bad_bundle");
   }
+  const Json htp{
+      {"soc", "SM8650"}, {"soc_model", 57}, {"arch", 75}, {"qairt", "2.51.0"},  {"binary", "target/model.onnx"},
+      {"vtcm_mb", 8},    {"part", 1},       {"parts", 2}, {"mask_value", -60.5}};
+  const auto compiled = [&](const std::string& name, const Json& value) {
+    Json changed = with("/target/graphs/0/htp", htp);
+    changed["target"]["graphs"][0].update(
+        {{"provider", "htp"}, {"precision", "w8a16"}, {"width", 8}, {"capacity", 256}});
+    if (!name.empty()) changed["target"]["graphs"][0]["htp"][name] = value;
+    return changed;
+  };
+  CHECK(code(folder, compiled("", nullptr), "target", "htp").empty());
+  const GraphFile graph = read_model(folder.path, "target", "htp")->graphs[0];
+  CHECK(graph.width == 8 && graph.capacity == 256 && graph.precision == "w8a16" && graph.soc == "SM8650");
+  CHECK(graph.soc_model == 57 && graph.vtcm_mb == 8 && graph.part == 1 && graph.parts == 2 && !graph.shared);
+  CHECK(graph.mask_value == -60.5);
+  CHECK(code(folder, compiled("vtcm_mb", nullptr), "target", "htp").empty());
+  CHECK(code(folder, compiled("mask_value", nullptr), "target", "htp").empty());
+  for (const auto& [name, value] : {std::pair<const char*, Json>("part", 2),
+                                    {"part", -1},
+                                    {"part", "1"},
+                                    {"parts", 0},
+                                    {"soc_model", "57"},
+                                    {"soc_model", 0},
+                                    {"mask_value", 5},
+                                    {"shared", 1},
+                                    {"vtcm_mb", -8},
+                                    {"binary", "../x.bin"},
+                                    {"binary", "target/none.bin"},
+                                    {"binary", 3}}) {
+    CHECK(code(folder, compiled(name, value), "target", "htp") == "bad_bundle");
+  }
   folder.write("target/model.onnx", "longer graph");
   CHECK(code(folder, manifest()) == "bad_bundle");
   return REPORT();

@@ -1,85 +1,88 @@
-"""The runner on the Hexagon emulator: context binaries, one static graph a width, no node on the CPU."""
+"""The runner on the Hexagon emulator: context binaries, static graphs, no node on the CPU."""
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
+import dataclasses
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import onnx
 import pytest
+from htp_build import needs_qnn
 from pair import write_pair
 from test_runner_session import random_tree
 
+from hexgraft.export.htp.pipeline import export_htp
+from hexgraft.export.htp.plan import HtpOptions
+from hexgraft.export.htp.precision import make_precision
+from hexgraft.export.htp.soc import find_socs
 from hexgraft.export.writer import ExportOptions
 from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.cpu_session import CpuSession
+from hexgraft.host.decode import DecodeOptions, Decoder, Round
+from hexgraft.host.drafters.registry import make_drafter
+from hexgraft.host.htp_session import HtpSession
 from hexgraft.host.local_runner import LocalRunner
 from hexgraft.host.runner_session import RunnerSession
-from hexgraft.host.session import tree_visibility
+from hexgraft.host.session import Session, tree_visibility
 from hexgraft.host.wire import RunnerError
-from hexgraft.models.decoder import dimensions
+from hexgraft.models.checkpoint import open_checkpoint
 from hexgraft.models.errors import BundleError, DecodeError
-from hexgraft.models.graph import fix_dimensions
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("onnxruntime_qnn") is None, reason="onnxruntime-qnn is not installed"
-)
-CAPACITY = 256
-WIDTHS = (1, 8)
-SM8650 = {"soc_model": "57"}
-
-COMPILE = """
-import sys, onnxruntime as ort, onnxruntime_qnn as qnn
-ort.register_execution_provider_library("QNNExecutionProvider", qnn.get_library_path())
-device = [d for d in ort.get_ep_devices() if d.ep_name == "QNNExecutionProvider"][:1]
-options = ort.SessionOptions()
-options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-options.add_session_config_entry("ep.context_enable", "1")
-options.add_session_config_entry("ep.context_file_path", sys.argv[2])
-options.add_session_config_entry("ep.context_embed_mode", "0")
-settings = {"backend_path": qnn.get_qnn_htp_path(), "soc_model": "57", "htp_arch": "75"}
-options.add_provider_for_devices(device, settings | {"enable_htp_fp16_precision": "1"})
-ort.InferenceSession(sys.argv[1], options)
-"""
+pytestmark = needs_qnn
+CAPACITY = 128
+WIDTHS = (1, 8, 16)
 
 
-@pytest.fixture(scope="module")
-def htp_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    """The tiny target with an fp16 context binary for each width, made in another process."""
-    path = write_pair(tmp_path_factory.mktemp("htp"), noise=None, options=ExportOptions(WIDTHS, CAPACITY))
-    folder = path / "target"
-    manifest = json.loads((path / "bundle.json").read_text())
-    for width in WIDTHS:
-        symbolic = onnx.load(folder / "model.onnx", load_external_data=False)
-        static = folder / "static.onnx"
-        onnx.save(fix_dimensions(symbolic, dimensions(width, CAPACITY)), static)
-        context = folder / f"ar{width}.onnx"
-        subprocess.run([sys.executable, "-c", COMPILE, static, context], check=True, capture_output=True)
-        static.unlink()
-        entry = {"file": f"target/{context.name}", "provider": "htp", "precision": "fp16"}
-        manifest["target"]["graphs"].append(entry | {"width": width, "capacity": CAPACITY})
-    for file in folder.iterdir():
-        raw = file.read_bytes()
-        manifest["files"][f"target/{file.name}"] = {
-            "size": len(raw),
-            "sha256": hashlib.sha256(raw).hexdigest(),
-        }
-    (path / "bundle.json").write_text(json.dumps(manifest))
-    return open_bundle(path)
+def export(folder: Path, precision: str, *, part_mb: int = 512, **sizes: Any) -> Bundle:
+    """A tiny target compiled for the emulator; no binaries for phones would be loadable here."""
+    write_pair(folder, noise=None, options=ExportOptions(WIDTHS, CAPACITY), **sizes)
+    plan = HtpOptions(find_socs(("SM8650",)), make_precision(precision), parity_rows=0)
+    export_htp(
+        open_checkpoint(folder / "target-checkpoint"),
+        folder / "npu",
+        draft=None,
+        options=ExportOptions(WIDTHS, CAPACITY),
+        htp=dataclasses.replace(plan, part_bytes=part_mb << 20),
+        report=lambda step: None,
+        say=lambda words: None,
+    )
+    return open_bundle(folder / "npu")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=["fp16", "w8a16"])
+def htp_bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return export(tmp_path_factory.mktemp(request.param), request.param)
+
+
+@pytest.fixture
 def session(htp_bundle: Bundle, runner: LocalRunner) -> Iterator[RunnerSession]:
-    session = RunnerSession(runner.connection, str(htp_bundle.path), provider="htp", options=SM8650)
+    session = RunnerSession(runner.connection, str(htp_bundle.path), provider="htp")
     yield session
     session.close()
+
+
+def assert_same_passes(ours: Session, theirs: Session, atol: float) -> None:
+    """Random trees, a branch of each kept."""
+    rng = np.random.default_rng(4)
+    committed = 0
+    for size in (8, 1, 5, 7):
+        mask, depths = random_tree(rng, size)
+        tokens = rng.integers(0, 320, size).tolist()
+        positions = [committed + d for d in depths]
+        visible = tree_visibility(committed, mask)
+        mine, other = (s.forward(tokens, positions, visible) for s in (ours, theirs))
+        assert other.width == mine.width
+        for row in range(size):
+            np.testing.assert_allclose(other.logits(row), mine.logits(row), rtol=0, atol=atol)
+        branch = np.flatnonzero(mask[-1]).tolist()
+        for s in (ours, theirs):
+            s.store(branch, range(committed, committed + len(branch)))
+        committed += len(branch)
+    np.testing.assert_allclose(theirs.save(committed).keys, ours.save(committed).keys, rtol=0, atol=atol)
 
 
 def test_load_says_what_runs(session: RunnerSession) -> None:
@@ -89,53 +92,81 @@ def test_load_says_what_runs(session: RunnerSession) -> None:
     assert session.loaded.memory in ("plain", "QnnHtpShared")
 
 
-def test_trees_match_the_cpu_within_fp16(session: RunnerSession, htp_bundle: Bundle) -> None:
-    local = CpuSession(htp_bundle, widths=WIDTHS, whole=True)
-    rng = np.random.default_rng(4)
-    committed = 0
-    for size in (8, 1, 5, 7):
-        mask, depths = random_tree(rng, size)
-        tokens = rng.integers(0, 320, size).tolist()
-        positions = [committed + d for d in depths]
-        ours, theirs = (
-            s.forward(tokens, positions, tree_visibility(committed, mask)) for s in (local, session)
-        )
-        assert theirs.width == ours.width
-        np.testing.assert_array_equal(theirs.topk(1).ids, ours.topk(1).ids)
-        for row in range(size):
-            np.testing.assert_allclose(theirs.logits(row), ours.logits(row), rtol=0, atol=0.2)
-        branch = np.flatnonzero(mask[-1]).tolist()
-        for s in (local, session):
-            s.store(branch, range(committed, committed + len(branch)))
-        committed += len(branch)
-    np.testing.assert_allclose(session.save(committed).keys, local.save(committed).keys, rtol=0, atol=0.05)
+def test_trees_match_the_emulator_in_python(session: RunnerSession, htp_bundle: Bundle) -> None:
+    local = HtpSession(htp_bundle)
+    assert_same_passes(local, session, atol=1e-5)
+    local.close()
 
 
-def test_widths_can_be_chosen(htp_bundle: Bundle, runner: LocalRunner) -> None:
-    place = str(htp_bundle.path)
-    session = RunnerSession(runner.connection, place, provider="htp", widths=[8], options=SM8650)
+def test_fp16_is_near_the_cpu(htp_bundle: Bundle, session: RunnerSession) -> None:
+    if htp_bundle.target.graphs[-1].precision == "fp16":
+        assert_same_passes(CpuSession(htp_bundle, widths=WIDTHS, whole=True), session, atol=0.2)
+
+
+def test_same_rounds_as_the_emulator_in_python(session: RunnerSession, htp_bundle: Bundle) -> None:
+    local = HtpSession(htp_bundle)
+    rounds: list[list[Round]] = []
+    for target in (local, session):
+        options = DecodeOptions(max_tokens=12, tree_size=8)
+        decoder = Decoder(target, make_drafter("lookup", htp_bundle, lambda: local), options)
+        decoder.begin([40, 51, 7, 40, 51])
+        rounds.append(list(decoder.rounds()))
+    for mine, other in zip(*rounds, strict=True):
+        assert other.tokens == mine.tokens
+        assert other.tree.tokens.tolist() == mine.tree.tokens.tolist()
+    local.close()
+
+
+def test_parts_run_one_after_the_other(tmp_path: Path, runner: LocalRunner) -> None:
+    sizes = {"hidden": 128, "ffn": 256, "layers": 10, "head_dim": 32}
+    bundle = export(tmp_path, "fp16", part_mb=1, **sizes)
+    assert sum(g.provider == "htp-sim" and g.width == 8 for g in bundle.target.graphs) > 1
+    local, remote = HtpSession(bundle), RunnerSession(runner.connection, str(bundle.path), provider="htp")
+    assert_same_passes(local, remote, atol=1e-5)
+    remote.close()
+    local.close()
+    manifest = json.loads((bundle.path / "bundle.json").read_text())
+    graphs = manifest["target"]["graphs"]
+    graphs.remove(next(g for g in graphs if g["provider"] == "htp-sim" and g["htp"].get("part") == 1))
+    (bundle.path / "bundle.json").write_text(json.dumps(manifest))
+    with pytest.raises(BundleError, match="parts of an htp graph are not all there"):
+        RunnerSession(runner.connection, str(bundle.path), provider="htp")
+
+
+def test_widths_and_builds_can_be_chosen(htp_bundle: Bundle, runner: LocalRunner) -> None:
+    place, connection = str(htp_bundle.path), runner.connection
+    session = RunnerSession(connection, place, provider="htp", widths=[8], soc="SM8650")
     assert session.spec.widths == (8,)
     with pytest.raises(DecodeError):
         session.forward([1] * 9, [0] * 9, tree_visibility(0, np.eye(9, dtype=np.bool_)))
     session.close()
     with pytest.raises(BundleError, match="one htp graph for each width"):
-        RunnerSession(runner.connection, place, provider="htp", widths=[4], options=SM8650)
+        RunnerSession(connection, place, provider="htp", widths=[4])
+    with pytest.raises(BundleError, match="for that chip and precision"):
+        RunnerSession(connection, place, provider="htp", soc="SM8750")
+    with pytest.raises(BundleError, match="for that chip and precision"):
+        RunnerSession(connection, place, provider="htp", precision="w4a16")
 
 
 def test_unknown_options_are_refused(htp_bundle: Bundle, runner: LocalRunner) -> None:
+    options = {"backend_path": "/tmp/x.so"}
     with pytest.raises(DecodeError, match="backend_path"):
-        RunnerSession(
-            runner.connection, str(htp_bundle.path), provider="htp", options={"backend_path": "/tmp/x.so"}
-        )
+        RunnerSession(runner.connection, str(htp_bundle.path), provider="htp", options=options)
 
 
-def test_damaged_context_is_a_bundle_error(htp_bundle: Bundle, runner: LocalRunner, tmp_path: Path) -> None:
+def test_damaged_contexts_are_bundle_errors(htp_bundle: Bundle, runner: LocalRunner, tmp_path: Path) -> None:
     place = tmp_path / "bundle"
     shutil.copytree(htp_bundle.path, place)
-    for context in (place / "target").glob("*.bin"):
-        context.write_bytes(b"\0" * context.stat().st_size)
+    binaries = list(place.rglob("*.bin"))
+    assert binaries
+    for binary in binaries:
+        binary.write_bytes(b"\0" * binary.stat().st_size)
     with pytest.raises(BundleError, match="cannot load"):
-        RunnerSession(runner.connection, str(place), provider="htp", options=SM8650)
+        RunnerSession(runner.connection, str(place), provider="htp")
+    for binary in binaries:
+        binary.unlink()
+    with pytest.raises(BundleError, match="is missing"):
+        RunnerSession(runner.connection, str(place), provider="htp")
 
 
 def test_provider_that_is_none(htp_bundle: Bundle, binary: Path, tmp_path: Path) -> None:

@@ -209,7 +209,7 @@ def test_session_of_its_own_runner(bundle: Bundle, binary: Path) -> None:
 def test_loads_that_fail_say_why(bundle: Bundle, runner: LocalRunner, tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="no manifest"):
         RunnerSession(runner.connection, str(tmp_path))
-    with pytest.raises(BundleError, match="no htp graph"):
+    with pytest.raises(BundleError, match="no htp-sim graph"):
         RunnerSession(runner.connection, str(bundle.path), provider="htp")
     (tmp_path / "bundle.json").write_text("{}")
     with pytest.raises(BundleError, match="format"):
