@@ -6,7 +6,9 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -62,7 +64,7 @@ class HfCheckpoint:
         shard, first = self.path / self._tensors.files[source.tensor], source.first
         for start, stop in row_ranges(shape):
             rows = self._tensors.read(source.tensor, slice(first + start, first + stop))
-            block = require_finite(rows.astype(np.float32, copy=False), source.tensor, shard)
+            block = require_finite(_float32(rows), source.tensor, shard)
             yield block + np.float32(source.plus) if source.plus else block
 
     def _packed_blocks(self, source: Source, shape: tuple[int, ...]) -> Iterator[NDArray[np.float32]]:
@@ -126,6 +128,15 @@ class HfCheckpoint:
             return False
         self._tensors.header(name)
         return not self._tensors.read(name, slice(None)).any()
+
+
+def _float32(rows: NDArray[Any]) -> NDArray[np.float32]:
+    """bfloat16 is the upper half of float32: shifting is several times faster than converting."""
+    if rows.dtype != ml_dtypes.bfloat16:
+        return rows.astype(np.float32, copy=False)
+    wide = rows.view(np.uint16).astype(np.uint32)
+    wide <<= 16
+    return wide.view(np.float32)
 
 
 def _license(readme: Path) -> str | None:
