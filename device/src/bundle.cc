@@ -85,6 +85,20 @@ Result<Json> read_manifest(const std::string& where) {
   return manifest;
 }
 
+// Frequencies and scale; false where they are missing, out of range, or not one for every two head dimensions.
+bool read_rope(const Json& entry, int head_dim, Rope& rope) {
+  const auto frequencies = entry.find("frequencies");
+  if (!entry.is_object() || frequencies == entry.end() || !frequencies->is_array()) return false;
+  for (const Json& frequency : *frequencies) {
+    rope.frequencies.push_back(frequency.is_number() ? frequency.get<double>() : -1);
+    if (!(rope.frequencies.back() >= 0 && rope.frequencies.back() <= 1e3)) return false;
+  }
+  const Json scale = entry.value("scale", Json());
+  rope.scale = scale.is_number() ? scale.get<double>() : 0;
+  return rope.scale >= 1e-6 && rope.scale <= 1e3 &&
+         2 * rope.frequencies.size() == static_cast<std::size_t>(head_dim);
+}
+
 Result<Sizes> read_sizes(const Json& entry, const std::string& where) {
   Numbers number{entry, {}};
   Sizes sizes;
@@ -95,24 +109,11 @@ Result<Sizes> read_sizes(const Json& entry, const std::string& where) {
   sizes.vocab = number.small("vocab");
   sizes.context = number.small("context");
   sizes.mask_value = static_cast<float>(number.real(entry, "mask_value", -1e9, -20));
-  const Json none = Json::object();
-  const auto found = entry.find("rope");
-  const Json& rope = found != entry.end() && found->is_object() ? *found : none;
-  sizes.rope_scale = number.real(rope, "scale", 1e-6, 1e3);
-  const auto frequencies = rope.find("frequencies");
-  for (const Json& frequency : frequencies != rope.end() && frequencies->is_array() ? *frequencies : none) {
-    sizes.frequencies.push_back(frequency.is_number() ? frequency.get<double>() : -1);
-  }
-  for (const double frequency : sizes.frequencies) {
-    if (!(frequency >= 0 && frequency <= 1e3)) return bad(where + ": a RoPE frequency is out of range");
-  }
-  if (2 * sizes.frequencies.size() != static_cast<std::size_t>(sizes.head_dim)) {
-    return bad(where + ": there is not one RoPE frequency for every two head dimensions");
-  }
-  if (!entry.value("window", Json()).is_null() || !entry.value("local_rope", Json()).is_null()) {
-    return Error{"bad_bundle", where + ": the model has sliding-window layers, which this runner does not run",
-                 "export with a --context within the window, or run it with `--backend cpu`"};
-  }
+  const Json local = entry.value("local_rope", Json()), window = entry.value("window", Json());
+  const bool rope_fits = read_rope(entry.value("rope", Json()), sizes.head_dim, sizes.rope) &&
+                         (local.is_null() || read_rope(local, sizes.head_dim, sizes.local_rope));
+  if (!rope_fits) return bad(where + ": the RoPE frequencies do not fit the head dimensions");
+  if (!window.is_null()) sizes.window = number.small("window");
   const auto hidden = entry.find("outputs_hidden");
   sizes.has_hidden = hidden != entry.end() && hidden->is_boolean() && hidden->get<bool>();
   const auto widths = entry.find("widths");

@@ -31,6 +31,7 @@ Model::Model(const Sizes& sizes, std::shared_ptr<Memory> memory, int capacity, s
       cache_(sizes, memory_, capacity),
       pass_(sizes, memory_),
       graphs_(std::move(graphs)),
+      slot_positions_(static_cast<std::size_t>(sizes.context)),
       first_capacity_(capacity) {}
 
 int Model::pad(int count) const {
@@ -51,7 +52,9 @@ Result<PassTimes> Model::forward(const std::vector<std::int32_t>& tokens,
   if (Status problem = cache_.grow(slots)) return *problem;
   const int width = pad(count);
   pass_.resize(width, cache_.capacity());
-  pass_.fill(width, cache_.capacity(), tokens, positions, visible);
+  row_positions_ = positions;
+  row_positions_.resize(static_cast<std::size_t>(width), positions.front());
+  pass_.fill(width, cache_.capacity(), tokens, row_positions_, slot_positions_, visible);
   Result<double> seconds = graphs_->run(width, cache_, pass_);
   if (!seconds) return seconds.error();
   staged_ = count;
@@ -74,6 +77,9 @@ Status Model::store(const std::vector<std::int32_t>& rows, const std::vector<std
   if (sorted.front() < 0) return refuse("a store names a negative slot");
   if (Status problem = cache_.grow(std::int64_t{sorted.back()} + 1)) return problem;
   cache_.store(pass_.keys, pass_.values, width_, rows, slots);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    slot_positions_[static_cast<std::size_t>(slots[i])] = row_positions_[static_cast<std::size_t>(rows[i])];
+  }
   return std::nullopt;
 }
 
@@ -89,6 +95,9 @@ Status Model::move(const std::vector<std::int32_t>& source, const std::vector<st
                   std::to_string(cache_.capacity()));
   }
   cache_.move(source, target);
+  for (std::size_t i = 0; i < source.size(); ++i) {
+    slot_positions_[static_cast<std::size_t>(target[i])] = slot_positions_[static_cast<std::size_t>(source[i])];
+  }
   return std::nullopt;
 }
 
@@ -115,6 +124,8 @@ Status Model::restore(int layer, int start, int count, const float* keys, const 
     return refuse("a restore holds numbers that are not finite");
   if (Status problem = cache_.grow(std::int64_t{start} + count)) return problem;
   cache_.restore(layer, start, count, keys, values);
+  // What is saved is committed, and committed slots stand in order of position.
+  for (int slot = start; slot < start + count; ++slot) slot_positions_[static_cast<std::size_t>(slot)] = slot;
   return std::nullopt;
 }
 

@@ -52,6 +52,8 @@ class Model {
   Cache cache_;
   Pass pass_;
   std::unique_ptr<Graphs> graphs_;
+  // Where in the text the last pass's rows (pads too) and the cache's slots stand: windows are measured by it.
+  std::vector<std::int32_t> row_positions_, slot_positions_;
   int first_capacity_;
   int staged_ = 0, width_ = 0;
 };

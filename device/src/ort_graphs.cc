@@ -42,6 +42,10 @@ Status OrtGraphs::check() const {
 // All parts together take the contract's inputs and give its outputs; what else one gives, a later one takes.
 Status OrtGraphs::check_chain(const Chain& chain) const {
   std::set<std::string> wanted_in{"input_ids", "attention_mask", "position_ids_cos", "position_ids_sin"};
+  if (sizes_.window > 0) wanted_in.insert("attention_mask_local");
+  if (!sizes_.local_rope.frequencies.empty()) {
+    wanted_in.insert({"position_ids_cos_local", "position_ids_sin_local"});
+  }
   std::set<std::string> wanted_out{"logits"}, taken, given;
   for (int i = 0; i < sizes_.layers; ++i) {
     for (const char* kind : {"key", "value"}) {
@@ -87,6 +91,11 @@ OrtGraphs::Tensors OrtGraphs::tensors(int width, Cache& cache, Pass& pass) const
   add("attention_mask", pass.mask.floats(), {1, 1, t, c + t});
   add("position_ids_cos", pass.cos.floats(), {1, 1, t, dim / 2});
   add("position_ids_sin", pass.sin.floats(), {1, 1, t, dim / 2});
+  if (sizes_.window > 0) add("attention_mask_local", pass.mask_local.floats(), {1, 1, t, c + t});
+  if (!sizes_.local_rope.frequencies.empty()) {
+    add("position_ids_cos_local", pass.cos_local.floats(), {1, 1, t, dim / 2});
+    add("position_ids_sin_local", pass.sin_local.floats(), {1, 1, t, dim / 2});
+  }
   add("logits", pass.logits.floats(), {1, t, sizes_.vocab});
   if (sizes_.has_hidden) add("hidden", pass.hidden.floats(), {1, t, sizes_.hidden});
   for (int i = 0; i < sizes_.layers; ++i) {

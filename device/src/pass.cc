@@ -14,6 +14,18 @@ bool bit(const std::vector<std::uint8_t>& bits, std::size_t row_bytes, int row, 
   return (bits[at(row) * row_bytes + at(column) / 8] >> (at(column) % 8) & 1) != 0;
 }
 
+// Angles in double, rounded once, so that far positions keep their phase.
+void fill_rope(const Rope& rope, int row, std::int32_t position, Buffer& cos, Buffer& sin) {
+  const std::size_t half = rope.frequencies.size();
+  float* c = cos.floats() + at(row) * half;
+  float* s = sin.floats() + at(row) * half;
+  for (std::size_t i = 0; i < half; ++i) {
+    const double angle = position * rope.frequencies[i];
+    c[i] = static_cast<float>(std::cos(angle) * rope.scale);
+    s[i] = static_cast<float>(std::sin(angle) * rope.scale);
+  }
+}
+
 }  // namespace
 
 Pass::Pass(const Sizes& sizes, std::shared_ptr<Memory> memory) : sizes_(sizes), memory_(std::move(memory)) {}
@@ -23,11 +35,14 @@ void Pass::resize(int width, int capacity) {
   const std::size_t w = at(std::max(width, width_)), c = at(std::max(capacity, capacity_));
   ++epoch_;
   mask = Buffer(memory_, w * (c + w));
+  mask_local = Buffer(memory_, sizes_.window > 0 ? w * (c + w) : 0);
   if (width > width_) {
     const std::size_t half = at(sizes_.head_dim) / 2, row = at(sizes_.kv_heads) * at(sizes_.head_dim);
     ids = Buffer(memory_, w);
     cos = Buffer(memory_, w * half);
     sin = Buffer(memory_, w * half);
+    cos_local = Buffer(memory_, w * sizes_.local_rope.frequencies.size());
+    sin_local = Buffer(memory_, w * sizes_.local_rope.frequencies.size());
     logits = Buffer(memory_, w * at(sizes_.vocab));
     hidden = Buffer(memory_, sizes_.has_hidden ? w * at(sizes_.hidden) : 0);
     std::vector<Buffer> new_keys, new_values;
@@ -43,25 +58,30 @@ void Pass::resize(int width, int capacity) {
 }
 
 void Pass::fill(int width, int capacity, const std::vector<std::int32_t>& tokens,
-                const std::vector<std::int32_t>& positions, const Visibility& visible) {
+                const std::vector<std::int32_t>& rows, const std::vector<std::int32_t>& slots,
+                const Visibility& visible) {
   const int count = static_cast<int>(tokens.size());
   auto* id = static_cast<std::int32_t*>(ids.data());
   for (int row = 0; row < width; ++row) {
     id[row] = row < count ? tokens[at(row)] : 0;
-    fill_rope(row, row < count ? positions[at(row)] : positions[0]);
+    fill_rope(sizes_.rope, row, rows[at(row)], cos, sin);
+    fill_rope(sizes_.local_rope, row, rows[at(row)], cos_local, sin_local);
   }
   fill_mask(width, capacity, count, visible);
+  if (sizes_.window > 0) fill_local_mask(width, capacity, rows, slots);
 }
 
-// Angles in double, rounded once, so that far positions keep their phase.
-void Pass::fill_rope(int row, std::int32_t position) {
-  const std::size_t half = sizes_.frequencies.size();
-  float* c = cos.floats() + at(row) * half;
-  float* s = sin.floats() + at(row) * half;
-  for (std::size_t i = 0; i < half; ++i) {
-    const double angle = position * sizes_.frequencies[i];
-    c[i] = static_cast<float>(std::cos(angle) * sizes_.rope_scale);
-    s[i] = static_cast<float>(std::sin(angle) * sizes_.rope_scale);
+// A row sees in layers with a window what it sees elsewhere and is near enough.
+void Pass::fill_local_mask(int width, int capacity, const std::vector<std::int32_t>& rows,
+                           const std::vector<std::int32_t>& slots) {
+  const float* from = mask.floats();
+  float* to = mask_local.floats();
+  for (int row = 0; row < width; ++row) {
+    const std::int32_t first = rows[at(row)] - sizes_.window + 1;
+    for (int slot = 0; slot < capacity; ++slot) *to++ = slots[at(slot)] < first ? sizes_.mask_value : from[slot];
+    from += capacity;
+    for (int other = 0; other < width; ++other) *to++ = rows[at(other)] < first ? sizes_.mask_value : from[other];
+    from += width;
   }
 }
 

@@ -28,19 +28,21 @@ class Pass {
   // Make room for `width` rows over `capacity` slots.
   void resize(int width, int capacity);
   // Write all inputs. Rows from tokens.size() to width are pads: token 0, the first row's position, seeing
-  // themselves.
-  void fill(int width, int capacity, const std::vector<std::int32_t>& tokens,
-            const std::vector<std::int32_t>& positions, const Visibility& visible);
+  // themselves. Both position arrays: where in the text the pass's rows [T] and the cache's slots [C] stand.
+  void fill(int width, int capacity, const std::vector<std::int32_t>& tokens, const std::vector<std::int32_t>& rows,
+            const std::vector<std::int32_t>& slots, const Visibility& visible);
   // Changes whenever a buffer's address does.
   std::uint64_t epoch() const { return epoch_; }
 
-  Buffer ids, mask, cos, sin;        // [T] int32, [T][C+T], [T][head_dim/2] twice
-  Buffer logits, hidden;             // [T][vocab], [T][d]
-  std::vector<Buffer> keys, values;  // per layer [kv_heads][head_dim][T], [kv_heads][T][head_dim]
+  Buffer ids, mask, cos, sin;               // [T] int32, [T][C+T], [T][head_dim/2] twice
+  Buffer mask_local, cos_local, sin_local;  // the same for layers with a window
+  Buffer logits, hidden;                    // [T][vocab], [T][d]
+  std::vector<Buffer> keys, values;         // per layer [kv_heads][head_dim][T], [kv_heads][T][head_dim]
 
  private:
   void fill_mask(int width, int capacity, int count, const Visibility& visible);
-  void fill_rope(int row, std::int32_t position);
+  void fill_local_mask(int width, int capacity, const std::vector<std::int32_t>& rows,
+                       const std::vector<std::int32_t>& slots);
 
   Sizes sizes_;
   std::shared_ptr<Memory> memory_;

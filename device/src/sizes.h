@@ -5,6 +5,12 @@
 
 namespace hexgraft {
 
+// Rotary position embedding: angles are position times frequency.
+struct Rope {
+  std::vector<double> frequencies;  // head_dim/2, radians a position, any scaling in them
+  double scale = 1;                 // multiplies cos and sin
+};
+
 struct Sizes {
   int layers = 0;
   int hidden = 0;
@@ -13,10 +19,11 @@ struct Sizes {
   int vocab = 0;
   int context = 0;  // cache slots C at most; positions are below it
   int max_width = 0;
-  std::vector<int> widths;          // ascending; empty where any width up to max_width runs
-  float mask_value = 0;             // added where a column is not visible
-  std::vector<double> frequencies;  // RoPE: radians a position for each pair of head dimensions
-  double rope_scale = 1;            // multiplies cos and sin
+  std::vector<int> widths;  // ascending; empty where any width up to max_width runs
+  float mask_value = 0;     // added where a column is not visible
+  Rope rope;
+  Rope local_rope;  // of layers with a window, where it differs; empty otherwise
+  int window = 0;   // layers with one see positions less than this back; 0: there are none
   bool has_hidden = false;
 };
 

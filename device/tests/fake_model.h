@@ -19,7 +19,7 @@ inline Sizes fake_sizes() {
   sizes.context = 600;
   sizes.max_width = 32;
   sizes.mask_value = -100;
-  sizes.frequencies = {1, 0.01};
+  sizes.rope.frequencies = {1, 0.01};
   sizes.has_hidden = true;
   return sizes;
 }

@@ -76,8 +76,8 @@ int main() {
   CHECK(read_model(folder.path, "target", "cpu").error().code == "no_bundle");
   CHECK(code(folder, manifest()).empty());
   Result<ModelFiles> files = read_model(folder.path, "target", "cpu");
-  CHECK(files && files->sizes.max_width == 8 && files->sizes.frequencies.size() == 8 &&
-        files->sizes.rope_scale == 1.5 && files->graphs.size() == 1);
+  CHECK(files && files->sizes.max_width == 8 && files->sizes.rope.frequencies.size() == 8 &&
+        files->sizes.rope.scale == 1.5 && files->sizes.window == 0 && files->graphs.size() == 1);
   CHECK(code(folder, manifest(), "draft") == "no_model");
   CHECK(code(folder, manifest(), "target", "htp") == "no_graph");
   CHECK(code(folder, "not json") == "bad_bundle");
@@ -94,7 +94,13 @@ int main() {
   CHECK(code(folder, with("/target/rope/frequencies/7", -1)) == "bad_bundle");
   CHECK(code(folder, with("/target/rope/frequencies/7", "x")) == "bad_bundle");
   CHECK(code(folder, with("/target/rope/frequencies/8", 1)) == "bad_bundle");
-  CHECK(code(folder, with("/target/window", 128)) == "bad_bundle");
+  CHECK(code(folder, with("/target/window", 128)).empty());
+  CHECK(read_model(folder.path, "target", "cpu")->sizes.window == 128);
+  CHECK(code(folder, with("/target/window", 0)) == "bad_bundle");
+  CHECK(code(folder, with("/target/window", "x")) == "bad_bundle");
+  CHECK(code(folder, with("/target/local_rope", {{"frequencies", {1.0}}, {"scale", 1.0}})) == "bad_bundle");
+  CHECK(code(folder, with("/target/local_rope", manifest()["target"]["rope"])).empty());
+  CHECK(read_model(folder.path, "target", "cpu")->sizes.local_rope.scale == 1.5);
   CHECK(code(folder, with("/target/rope", 3)) == "bad_bundle");
   CHECK(code(folder, with("/target/kv_layout", "other")) == "bad_bundle");
   CHECK(code(folder, with("/target/widths", Json::array({8, 1}))) == "bad_bundle");

@@ -18,10 +18,12 @@ Sizes sizes() {
   s.context = 100;
   s.max_width = 16;
   s.mask_value = -50;
-  for (int i = 0; i < 4; ++i) s.frequencies.push_back(std::pow(10000.0, -2.0 * i / 8));
-  s.rope_scale = 1.25;
+  for (int i = 0; i < 4; ++i) s.rope.frequencies.push_back(std::pow(10000.0, -2.0 * i / 8));
+  s.rope.scale = 1.25;
   return s;
 }
+
+const std::vector<std::int32_t> kSlots(100);  // where slots stand in the text: of no matter without a window
 
 bool sees(Pass& pass, int width, int capacity, int row, int column) {
   const float value = pass.mask.floats()[row * (capacity + width) + column];
@@ -36,7 +38,7 @@ void tree_with_pads() {
   Visibility visible;
   visible.prefix = 3;
   visible.rows = {0b0001, 0b0011, 0b0101, 0b1011};
-  pass.fill(6, 10, {5, 6, 7, 8}, {3, 4, 4, 5}, visible);
+  pass.fill(6, 10, {5, 6, 7, 8}, {3, 4, 4, 5, 3, 3}, kSlots, visible);
   const char* rows[6] = {"x.....", "xx....", "x.x...", "xx.x..", "....x.", ".....x"};
   for (int row = 0; row < 6; ++row) {
     for (int slot = 0; slot < 10; ++slot) CHECK(sees(pass, 6, 10, row, slot) == (row < 4 && slot < 3));
@@ -57,7 +59,7 @@ void causal_and_scratch_slots() {
   visible.seen.assign(9 * 2, 0);
   visible.seen[0] = 0b00000011;   // row 0 sees slots 15 and 2
   visible.seen[2 * 8 + 1] = 0b1;  // row 8 sees slot 12
-  pass.fill(9, 20, std::vector<std::int32_t>(9, 1), std::vector<std::int32_t>(9, 4), visible);
+  pass.fill(9, 20, std::vector<std::int32_t>(9, 1), std::vector<std::int32_t>(9, 4), kSlots, visible);
   for (int row = 0; row < 9; ++row) {
     for (int other = 0; other < 9; ++other) CHECK(sees(pass, 9, 20, row, 20 + other) == (other <= row));
     CHECK(sees(pass, 9, 20, row, 0) && sees(pass, 9, 20, row, 3) && !sees(pass, 9, 20, row, 4));
@@ -73,12 +75,12 @@ void narrow_after_wide() {
   pass.resize(16, 30);
   Visibility visible;
   visible.prefix = 30;
-  pass.fill(16, 30, std::vector<std::int32_t>(16, 3), std::vector<std::int32_t>(16, 9), visible);
+  pass.fill(16, 30, std::vector<std::int32_t>(16, 3), std::vector<std::int32_t>(16, 9), kSlots, visible);
   const auto epoch = pass.epoch();
   pass.resize(2, 30);
   CHECK(pass.epoch() == epoch);
   visible.prefix = 1;
-  pass.fill(2, 30, {4, 5}, {7, 8}, visible);
+  pass.fill(2, 30, {4, 5}, {7, 8}, kSlots, visible);
   int zeros = 0;
   for (int i = 0; i < 2 * 32; ++i) zeros += pass.mask.floats()[i] == 0 ? 1 : 0;
   CHECK(zeros == 1 + 1 + 1 + 2);
@@ -88,11 +90,38 @@ void rope_angles() {
   Pass pass(sizes(), plain_memory());
   pass.resize(1, 1);
   Visibility visible;
-  pass.fill(1, 1, {0}, {97}, visible);
+  pass.fill(1, 1, {0}, {97}, kSlots, visible);
   for (int i = 0; i < 4; ++i) {
     const double angle = 97 * std::pow(10000.0, -2.0 * i / 8);
     CHECK(pass.cos.floats()[i] == static_cast<float>(std::cos(angle) * 1.25));
     CHECK(pass.sin.floats()[i] == static_cast<float>(std::sin(angle) * 1.25));
+  }
+}
+
+// Slots in no order of position, one of them far: near rows see it no more where there is a window.
+void windows() {
+  Sizes s = sizes();
+  s.window = 3;
+  s.local_rope.frequencies = {2, 0.2, 0.02, 0.002};
+  Pass pass(s, plain_memory());
+  pass.resize(3, 4);
+  Visibility visible;
+  visible.prefix = 2;
+  visible.slots = {3};
+  visible.seen = {1, 1};
+  pass.fill(3, 4, {5, 6}, {4, 5, 4}, {1, 2, 9, 3}, visible);
+  const char* rows[3] = {".x.xx..", "...xxx.", "......x"};
+  for (int row = 0; row < 3; ++row) {
+    for (int column = 0; column < 7; ++column) {
+      const float value = pass.mask_local.floats()[row * 7 + column];
+      CHECK(value == (rows[row][column] == 'x' ? 0 : -50));
+    }
+  }
+  CHECK(sees(pass, 3, 4, 1, 0) && sees(pass, 3, 4, 1, 1));  // elsewhere all of the prefix is seen
+  for (int i = 0; i < 4; ++i) {
+    const double angle = 5 * s.local_rope.frequencies[static_cast<std::size_t>(i)];
+    CHECK(pass.cos_local.floats()[4 + i] == static_cast<float>(std::cos(angle)));
+    CHECK(pass.sin_local.floats()[4 + i] == static_cast<float>(std::sin(angle)));
   }
 }
 
@@ -103,5 +132,6 @@ int main() {
   causal_and_scratch_slots();
   narrow_after_wide();
   rope_angles();
+  windows();
   return REPORT();
 }
