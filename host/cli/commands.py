@@ -16,6 +16,7 @@ from hexgraft.host.cli.export import export
 from hexgraft.host.cli.fetch import fetch
 from hexgraft.host.cli.inspect import inspect
 from hexgraft.host.cli.lab import lab
+from hexgraft.host.cli.models import models
 from hexgraft.host.cli.push import push
 from hexgraft.host.cli.replay import replay
 from hexgraft.host.cli.run import run
@@ -24,6 +25,7 @@ from hexgraft.host.cli.tree import tree
 COMMANDS: tuple[click.Command, ...] = (
     demo,
     fetch,
+    models,
     export,
     inspect,
     run,

@@ -1,0 +1,108 @@
+"""`hexgraft models`: what is supported, which pairs fit, and what an export of a checkpoint will take."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from hexgraft.export.sizes import Sizes, estimate
+from hexgraft.export.writer import DEFAULT_CONTEXT
+from hexgraft.host.cli.console import print_json, say, stdout
+from hexgraft.models.checkpoint import Checkpoint, open_checkpoint
+from hexgraft.models.families import FAMILIES, PAIRS
+from hexgraft.models.vocabulary import fit_draft
+
+
+@click.command()
+@click.argument("checkpoint", required=False, type=click.Path(path_type=Path))
+@click.option("--draft", type=click.Path(path_type=Path), help="Also judge this draft for CHECKPOINT.")
+@click.option(
+    "--context", type=click.IntRange(min=1), help=f"Cache slots. [default: {DEFAULT_CONTEXT} at most]"
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def models(checkpoint: Path | None, draft: Path | None, context: int | None, as_json: bool) -> None:
+    """List the supported families and known pairs, or tell what exporting CHECKPOINT will take.
+
+    \b
+    Examples:
+      hexgraft models
+      hexgraft models Qwen2.5-3B --draft Qwen2.5-0.5B --context 4096
+    """
+    if checkpoint is None:
+        if draft is not None:
+            raise click.UsageError("--draft goes with a CHECKPOINT")
+        _list(as_json)
+        return
+    target = open_checkpoint(checkpoint)
+    found = {"target": target}
+    if draft is not None:
+        found["draft"] = fit_draft(target, open_checkpoint(draft))
+    slots = context or min(DEFAULT_CONTEXT, *(one.config.context for one in found.values()))
+    sizes = {role: estimate(one.config, min(slots, one.config.context)) for role, one in found.items()}
+    if as_json:
+        print_json({role: _facts(one) | asdict(sizes[role]) for role, one in found.items()})
+        return
+    for role, one in found.items():
+        for note in one.notes:
+            say(f"note: {role}: {note}")
+        _show(role, one, sizes[role])
+    stdout().print("Estimates. A bundle for the NPU holds the fp32 graph too.")
+
+
+def _list(as_json: bool) -> None:
+    if as_json:
+        print_json({"families": [asdict(f) for f in FAMILIES], "pairs": [asdict(p) for p in PAIRS]})
+        return
+    families = Table("family", "config.json", "GGUF", "switches", title="families", title_justify="left")
+    for family in FAMILIES:
+        families.add_row(family.title, ", ".join(family.hf), ", ".join(family.gguf), family.switches)
+    pairs = Table("target", "draft", "vocabulary", title="pairs that fit", title_justify="left")
+    for pair in PAIRS:
+        pairs.add_row(pair.target, pair.draft, pair.rows)
+    stdout().print(families, pairs)
+    stdout().print("Any two models of one tokenizer make a pair; `hexgraft lab` measures what it gains.")
+
+
+def _facts(one: Checkpoint) -> dict[str, Any]:
+    c = one.config
+    return {
+        "name": one.name,
+        "family": c.family,
+        "format": one.source_format,
+        "license": one.license,
+        "trained_context": c.context,
+        "vocabulary": c.vocab,
+        "layers": c.layers,
+        "hidden": c.hidden,
+        "heads": c.heads,
+        "kv_heads": c.kv_heads,
+        "head_dim": c.head_dim,
+        "window": c.window,
+        "notes": list(one.notes),
+    }
+
+
+def _show(role: str, one: Checkpoint, sizes: Sizes) -> None:
+    c, out = one.config, stdout()
+    window = f", window {c.window}" if c.window is not None else ""
+    out.print(f"[bold]{role}: {one.name}[/bold]  {c.family}, {one.source_format}")
+    out.print(
+        f"{sizes.parameters / 1e6:,.0f} M weights, {c.layers} layers, {c.heads}/{c.kv_heads} heads of "
+        f"{c.head_dim}, {c.vocab} tokens{window}"
+    )
+    out.print(
+        f"context {sizes.context} of {c.context}: {_megabytes(sizes.cache)} of K/V; "
+        f"exporting takes about {_megabytes(sizes.exporting)} of memory"
+    )
+    table = Table("precision", "weights", "memory to run")
+    for row in sizes.estimates:
+        table.add_row(row.precision, _megabytes(row.weights), _megabytes(row.running))
+    out.print(table)
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.0f} MB"

@@ -1,0 +1,69 @@
+"""`hexgraft models`: the lists are those of the readers, estimates those of real exports."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from command import error_of, hexgraft
+from tiny import write_tiny_hf
+
+from hexgraft.export.sizes import estimate
+from hexgraft.export.writer import ExportOptions, export_bundle
+from hexgraft.models.checkpoint import open_checkpoint
+from hexgraft.models.families import FAMILIES
+from hexgraft.models.gguf_config import GGUF_FAMILIES
+from hexgraft.models.hf_config import HF_FAMILIES
+
+
+def test_families_are_those_the_readers_take() -> None:
+    assert {name for family in FAMILIES for name in family.hf} == set(HF_FAMILIES)
+    assert {name for family in FAMILIES for name in family.gguf} == set(GGUF_FAMILIES)
+
+
+def test_lists_families_and_pairs() -> None:
+    result = hexgraft("models")
+    assert result.exit_code == 0
+    assert "Gemma 3 (text)" in result.stdout
+    assert "SmallThinker-3B-Preview" in result.stdout
+    listed = json.loads(hexgraft("models", "--json").stdout)
+    assert {"families", "pairs"} == set(listed)
+    assert listed["families"][0]["hf"] == ["llama"]
+
+
+def test_estimates_of_a_checkpoint(tmp_path: Path) -> None:
+    folder = write_tiny_hf(tmp_path / "target", hidden=64)
+    draft = write_tiny_hf(tmp_path / "draft", layers=1, vocab=310)
+    result = hexgraft("models", folder, "--draft", draft, "--context", "256", "--json")
+    assert result.exit_code == 0
+    facts = json.loads(result.stdout)
+    assert facts["target"]["family"] == "llama"
+    assert facts["target"]["context"] == 256
+    assert facts["draft"]["vocabulary"] == 320
+    assert any("padded to 320" in note for note in facts["draft"]["notes"])
+    checkpoint = open_checkpoint(folder)
+    export_bundle(checkpoint, tmp_path / "b", options=ExportOptions((1,), 256), report=lambda step: None)
+    size = (tmp_path / "b" / "target" / "model.weights").stat().st_size
+    sizes = {row["precision"]: row["weights"] for row in facts["target"]["estimates"]}
+    assert sizes["fp32"] == size
+    assert sizes["fp32"] > sizes["fp16"] > sizes["w8a16"] > sizes["w4a16"]
+    # fp16 halves every weight, and the tied head lies beside the embedding.
+    assert sizes["fp16"] == 2 * facts["target"]["parameters"] + 2 * 320 * 64
+    assert facts["target"]["cache"] == 2 * 4 * 3 * 2 * 16 * 256 == estimate(checkpoint.config, 256).cache
+
+
+def test_shows_a_checkpoint_and_its_notes(tmp_path: Path) -> None:
+    folder = write_tiny_hf(tmp_path / "tiny-model")
+    values = json.loads((folder / "config.json").read_text()) | {"eos_token_id": 7}
+    (folder / "config.json").write_text(json.dumps(values))
+    result = hexgraft("models", folder)
+    assert "tiny-model" in result.stdout
+    assert "w4a16" in result.stdout
+    assert "note: target: config.json stops at 7" in result.stderr
+
+
+def test_a_draft_that_does_not_fit(tmp_path: Path) -> None:
+    target = write_tiny_hf(tmp_path / "target")
+    result = hexgraft("models", target, "--draft", write_tiny_hf(tmp_path / "draft", vocab=270))
+    assert error_of(result)[0].startswith("the draft has another vocabulary: it lacks 50 of")
+    assert hexgraft("models", "--draft", target).exit_code == 2
