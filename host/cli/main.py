@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -11,6 +13,12 @@ import click
 from hexgraft.host.cli.commands import COMMANDS
 from hexgraft.host.cli.console import say_error
 from hexgraft.models.errors import FAILED, INTERRUPTED, HexgraftError
+
+_HINTS = {
+    errno.ENOSPC: "free some space: `df -h` shows where",
+    errno.EMFILE: "allow more open files: ulimit -n 4096",
+    errno.EACCES: "see `ls -ld` on it and on its folder",
+}
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -30,6 +38,7 @@ for command in COMMANDS:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: 0 ok, 1 failed, 2 usage, 3 connection lost, 4 no device, 130
     interrupted."""
+    _open_streams()
     try:
         result: Any = cli.main(args=arguments, prog_name="hexgraft", standalone_mode=False)
         code = result if isinstance(result, int) else 0
@@ -42,8 +51,19 @@ def main(arguments: list[str] | None = None) -> None:
     except (KeyboardInterrupt, click.Abort):
         say_error("interrupted", None)
         code = INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output went away; there is nobody left to tell.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        # With a broken pipe the reader of our output went away; there is nobody left to tell.
+        if not isinstance(error, BrokenPipeError):
+            where = error.filename or "the output"
+            say_error(f"the system refuses {where}: {error.strerror or error}", _HINTS.get(error.errno or 0))
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = FAILED
     sys.exit(code)
+
+
+def _open_streams() -> None:
+    """Have all three streams, so that no file takes the number of one that was closed."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115, PTH123

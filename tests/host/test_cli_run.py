@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -232,3 +234,35 @@ def test_a_reader_that_goes_away_ends_the_run_quietly(endless: Path) -> None:
         process.wait(timeout=60)
     assert process.returncode == 1
     assert errors == b""
+
+
+@pytest.mark.parametrize("extra", [(), ("--json",)])
+def test_an_output_that_takes_nothing_is_said(bundle: Path, extra: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        process = spawn("run", bundle, "-p", PROMPT, "--max-tokens", "5", *extra, stdout=full)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert errors.decode().splitlines()[-3:] == [
+        "error: the system refuses the output: No space left on device",
+        "",
+        "hint: free some space: `df -h` shows where",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "closing", "code", "said"),
+    [
+        (("-p", PROMPT, "--max-tokens", "5"), "1>&-", 0, "[max-tokens] 5 tokens"),
+        (("-",), "0<&-", 2, "error: the prompt is empty"),
+    ],
+)
+def test_closed_streams_do_no_harm(
+    bundle: Path, arguments: tuple[str, ...], closing: str, code: int, said: str
+) -> None:
+    program = [sys.executable, "-c", "from hexgraft.host.cli.main import main; main()"]
+    command = [*program, "run", str(bundle), *arguments]
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closing}', "sh", *command], capture_output=True, text=True
+    )
+    assert done.returncode == code
+    assert done.stderr.startswith(said)
