@@ -178,6 +178,8 @@ def _check_model(role: str, model: ModelEntry, manifest: Manifest, where: Path) 
     for graph in model.graphs:
         if graph.file not in manifest.files:
             refuse(f"names a graph that is not in the bundle: {graph.file}")
+        if graph.htp is not None and graph.htp.binary not in manifest.files:
+            refuse(f"names a context binary that is not in the bundle: {graph.htp.binary}")
     needed = [manifest.tokenizer.file, manifest.tokenizer.chat_template]
     for file in needed:
         if file is not None and file not in manifest.files:

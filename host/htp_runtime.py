@@ -22,6 +22,8 @@ from hexgraft.host.htp_worker import receive, send
 from hexgraft.models.errors import DecodeError
 
 _ALIGN = 4096
+_LOADED = 3
+"""Widths kept loaded at a time: those of prefill, trees and plain decoding."""
 
 
 @dataclass(slots=True)
@@ -59,8 +61,9 @@ class HtpRuntime:
     def __init__(self, chains: Mapping[int, Sequence[Path]], options: Mapping[str, str]) -> None:
         self._files = {width: [str(file) for file in files] for width, files in chains.items()}
         self._options = dict(options)
-        self._loaded: set[int] = set()
-        self._bound = 0
+        self._loaded: list[int] = []
+        self._names = 0
+        self._bound: dict[str, int] = {}
         self._regions: dict[tuple[int, int], int] = {}
         self._size = _ALIGN
         self._fd = os.memfd_create("hexgraft-htp")
@@ -85,7 +88,8 @@ class HtpRuntime:
     def run_with_iobinding(self, binding: RemoteBinding) -> None:
         """One pass: inputs are copied to shared memory, the chain runs there, outputs are copied back."""
         width = binding.inputs["input_ids"][3][1]
-        if not binding.name:
+        self._load(width)
+        if binding.name not in self._bound:
             self._bind(binding, width)
         for address, size, _, _ in binding.inputs.values():
             ctypes.memmove(self._base() + self._regions[address, size], address, size)
@@ -105,11 +109,20 @@ class HtpRuntime:
             os.close(self._fd)
             self._fd = -1
 
-    def _bind(self, binding: RemoteBinding, width: int) -> None:
-        if width not in self._loaded:
+    def _load(self, width: int) -> None:
+        """Load a width's graphs; the one unused for longest makes room, as each holds all weights."""
+        if width in self._loaded:
+            self._loaded.remove(width)
+        else:
+            if len(self._loaded) == _LOADED:
+                gone = self._loaded.pop(0)
+                self._call({"op": "unload", "chain": str(gone)}, f"unloading the graph of {gone} rows")
+                self._bound = {name: bound for name, bound in self._bound.items() if bound != gone}
             load = {"op": "load", "chain": str(width), "files": self._files[width], "options": self._options}
             self._call(load, f"loading the graph of {width} rows")
-            self._loaded.add(width)
+        self._loaded.append(width)
+
+    def _bind(self, binding: RemoteBinding, width: int) -> None:
         tensors = {}
         for name, (address, size, dtype, shape) in (binding.inputs | binding.outputs).items():
             if (address, size) not in self._regions:
@@ -119,8 +132,9 @@ class HtpRuntime:
         if self._size > len(self._arena):
             os.ftruncate(self._fd, self._size)
             self._arena = np.frombuffer(mmap.mmap(self._fd, self._size), np.uint8)
-        self._bound += 1
-        binding.name = str(self._bound)
+        self._names += 1
+        binding.name = str(self._names)
+        self._bound[binding.name] = width
         message = {"op": "bind", "chain": str(width), "name": binding.name, "size": self._size}
         self._call({**message, "tensors": tensors}, f"binding the graph of {width} rows")
 

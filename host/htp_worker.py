@@ -61,6 +61,12 @@ class _Worker:
         ]
         return {}
 
+    def unload(self, chain: str) -> dict[str, Any]:
+        """Drop a chain and all bindings to it, which must not be run any more."""
+        sessions = self._chains.pop(chain)
+        self._bindings = {name: held for name, held in self._bindings.items() if held[2] is not sessions}
+        return {}
+
     def bind(self, chain: str, name: str, size: int, tensors: dict[str, list[Any]]) -> dict[str, Any]:
         """Bind `tensors` (name -> offset, dtype, shape) to a chain; what only passes between parts stays in
         this process."""

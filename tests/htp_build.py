@@ -13,6 +13,7 @@ import pytest
 
 from hexgraft.export.htp.calibrate import calibrate
 from hexgraft.export.htp.network import Network
+from hexgraft.export.htp.plan import packaged_text
 from hexgraft.export.htp.precision import Precision
 from hexgraft.export.htp.quantise import quantise
 from hexgraft.export.htp.ranges import Ranges
@@ -28,6 +29,13 @@ needs_qnn = pytest.mark.skipif(
 def random_text(count: int, seed: int = 1) -> list[int]:
     """Tokens of the tiny vocabulary, special ones left out."""
     return [int(token) for token in np.random.default_rng(seed).integers(8, 300, count)]
+
+
+def short_text(folder: Path) -> Path:
+    """A file with little more text than calibration asks for."""
+    file = folder / "text.txt"
+    file.write_text(packaged_text("calibration")[:700], encoding="utf-8")
+    return file
 
 
 def calibrated(bundle: Bundle, role: str = "target") -> tuple[Network, Ranges]:

@@ -57,7 +57,8 @@ def _drive(session: CpuSession, prompt: Sequence[int]) -> None:
     plain.begin(prompt)
     for _ in plain.rounds():
         pass
-    trees = Decoder(session, Lookup(), DecodeOptions(max_tokens=_TREES, tree_size=_TREE_SIZE))
+    size = min(_TREE_SIZE, session.spec.max_width)
+    trees = Decoder(session, Lookup(), DecodeOptions(max_tokens=_TREES, tree_size=size))
     trees.begin(plain.tokens)
     for _ in trees.rounds():
         pass

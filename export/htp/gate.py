@@ -22,9 +22,9 @@ def gate(build: Build, graphs: Sequence[GraphEntry], tokens: Sequence[int]) -> d
     widths = build.host_widths
     precision = build.variant.precision.name
     bundle = with_graphs(build.bundle, build.role, graphs)
-    rows = build.htp.parity_rows
+    rows, model = build.htp.parity_rows, build.network.model
     build.say(f"{build.role} {build.variant.tag}: comparing with the fp32 graph on the emulator")
-    passes = gate_passes(tokens, widths, rows, build.network.model.vocab)
+    passes = gate_passes(tokens[: model.context], widths, rows, model.vocab)
     reference = CpuSession(bundle, build.role, widths=widths, whole=True, threads=build.htp.threads)
     soc = build.variant.socs[0].name
     session = HtpSession(bundle, build.role, widths=widths, soc=soc, precision=precision)

@@ -17,7 +17,6 @@ from hexgraft.host.replay import (
 )
 from hexgraft.host.session import Session
 from hexgraft.host.tree import TokenTree, TreeBuilder
-from hexgraft.models.errors import ExportError
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +36,25 @@ THRESHOLDS = {
 }
 """Wide enough that a healthy build passes on few rows; what the gate is for misses them by far."""
 
-LEAST_ROWS = 8
+_LARGEST_TREE = 48
 
 
 def gate_passes(tokens: Sequence[int], widths: Sequence[int], prefill: int, vocab: int) -> list[ForcedPass]:
     """Passes that make every width run: prefill in the widest, then decoding, then one tree a width.
 
-    `tokens` is the held-out text; the trees follow it on one path and leave it on the others.
+    `tokens` is the held-out text, no longer than the context; the trees follow it on one path and leave it
+    on the others.
     """
     widest = max(widths)
-    prefill = min(prefill, max(1, len(tokens) - 2 * widest - 4))
+    sizes = [min(width, _LARGEST_TREE) for width in sorted(widths) if width > 1]
+    prefill = min(prefill, max(1, len(tokens) - sum(size // 2 + 1 for size in sizes) - 4))
     passes = list(prefill_passes(tokens, prefill, widest))
     place = prefill
     passes += decode_passes(tokens[: place + 3], place)
     place += 2
-    for number, width in enumerate(sorted(width for width in widths if width > 1)):
-        size = width if width <= 64 else 48
+    for number, size in enumerate(sizes):
+        if place + 1 >= len(tokens):
+            break  # a context too short for more
         tree, path = bushy_tree(tokens[place:], size, vocab)
         emitted = tokens[place + 1 : place + 1 + len(path)]
         passes.append(tree_pass(tree, place, path, emitted, number + 3))
@@ -112,12 +114,3 @@ def failures(figures: Figures, threshold: Threshold) -> Iterator[str]:
 def parity_figures(figures: Figures) -> dict[str, float]:
     """What a bundle records of a graph."""
     return {name: value for name, value in figures.as_dict().items() if value is not None}
-
-
-def check_text(tokens: Sequence[int], what: str, least: int) -> None:
-    """Raise ExportError if a text is too short to tell anything."""
-    if len(tokens) < least:
-        raise ExportError(
-            f"the {what} text has {len(tokens)} tokens, at least {least} are needed",
-            f"give a longer --{what} FILE",
-        )

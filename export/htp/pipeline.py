@@ -36,6 +36,9 @@ from hexgraft.models.errors import ExportError
 
 Say = Callable[[str], None]
 
+_MOST_TOKENS = 2048
+"""What is read of a text: more moves no range that matters."""
+
 
 def export_htp(
     target: Checkpoint,
@@ -185,7 +188,7 @@ class _Export:
             text = file.read_text(encoding="utf-8") if file else packaged_text(what)
         except (OSError, UnicodeDecodeError) as error:
             raise ExportError(f"cannot read the {what} text {file}: {error}") from error
-        tokens = TextCodec(bundle).encode_raw(text)
+        tokens = TextCodec(bundle).encode_raw(text)[:_MOST_TOKENS]
         least = LEAST_TOKENS if what == "calibration" else 64
         if len(tokens) < least:
             raise ExportError(

@@ -13,9 +13,9 @@ from hexgraft.export.htp.precision import BITS, Precision
 from hexgraft.export.htp.soc import Soc, check_soc
 from hexgraft.models.errors import UsageError
 
-DEFAULT_PART = 512 << 20
-"""Bytes of weights a part holds at most. Compiling takes about fifteen times that in memory when widths share
-the binary, and no phone needs more in one piece."""
+DEFAULT_PART = 384 << 20
+"""Bytes of weights a part holds at most. Compiling takes about five times that in memory for each width that
+shares the binary."""
 
 
 @dataclass(frozen=True, slots=True)

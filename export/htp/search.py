@@ -27,7 +27,7 @@ from hexgraft.models.errors import ExportError
 _WIDTH = 128
 _ROWS = 512
 _SCAN_ROWS = 128
-KEPT_LIMIT = 0.25
+KEPT_LIMIT = 0.5
 """Share of the projections' weights that may be kept higher before the search gives up."""
 
 
@@ -42,7 +42,7 @@ def search_keeps(
 ) -> Precision:
     """`precision` with projections kept higher until top-1 agreement over `tokens` reaches `wanted`.
 
-    Raises ExportError, with the figures reached, if a quarter of the weights kept higher is not enough.
+    Raises ExportError, with the figures reached, if half of the weights kept higher is not enough.
     """
     judge = _Judge(network, bundle, ranges, tokens)
     try:

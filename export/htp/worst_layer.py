@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -39,16 +38,18 @@ def worst_layer(build: Build, forced: ForcedPass) -> str:
 
 
 def describe(ratios: dict[str, float]) -> str:
-    """The value whose signal-to-noise ratio (dB) falls furthest below the one before it."""
-    names = list(ratios)
-    falls = {b: min(ratios[a], 200.0) - ratios[b] for a, b in pairwise(names)}
-    falls[names[0]] = 60.0 - min(ratios[names[0]], 60.0)
-    worst = max(falls, key=lambda name: falls[name])
+    """The half layer that adds most noise, of signal-to-noise ratios (dB) in the order of the network."""
+    noise = {name: 10 ** (-ratio / 10) for name, ratio in ratios.items()}
+    added, before = {}, 0.0
+    for name, share in noise.items():
+        added[name], before = share - before, share
+    worst = max(added, key=lambda name: added[name])
     layer, _, stage = worst.rpartition(".")
     half = "attention" if stage == "attended" else "feed-forward"
-    return (
-        f"worst: the {half} of {layer}, where SQNR falls by {falls[worst]:.1f} dB to {ratios[worst]:.1f} dB"
-    )
+    names = list(ratios)
+    at = names.index(worst)
+    start = f"from {ratios[names[at - 1]]:.1f} dB " if at else ""
+    return f"most noise comes from the {half} of {layer}, where SQNR falls {start}to {ratios[worst]:.1f} dB"
 
 
 def _run_npu(build: Build, width: int, values: Sequence[str], tokens: Sequence[int]) -> dict[str, Floats]:

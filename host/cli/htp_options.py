@@ -77,7 +77,7 @@ def htp_options(command: Callable[..., Any]) -> Callable[..., Any]:
             ),
             click.option("--unshared", is_flag=True, help="A binary a width instead of one for all."),
             click.option("--vtcm", type=int, help="VTCM in MB. Default: what the chip has."),
-            click.option("--part-size", type=int, help="MB of weights in a part at most. Default: 512."),
+            click.option("--part-size", type=int, help="MB of weights in a part at most. Default: 384."),
             click.option("--force", is_flag=True, help="Keep graphs that fail the parity gate, and say so."),
         )
     ):
