@@ -87,7 +87,7 @@ def export_bundle(
             draft=entries.get("draft"),
             tokenizer=tokenizer,
             provenance={
-                role: Provenance(checkpoint.path.name, checkpoint.source_format, checkpoint.license)
+                role: Provenance(checkpoint.origin, checkpoint.source_format, checkpoint.license)
                 for role, checkpoint in models.items()
             },
             parity={},

@@ -105,8 +105,8 @@ class TokenizerEntry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Provenance(msgspec.Struct, forbid_unknown_fields=True):
-    """Where a model came from: the checkpoint's file or folder name, never a path of the exporting
-    machine."""
+    """Where a model came from: the checkpoint's file or folder name, or its id and commit on the hub, never a
+    path of the exporting machine."""
 
     checkpoint: str
     format: str

@@ -43,6 +43,8 @@ class Checkpoint(Protocol):
     config: ModelConfig
     tokenizer: TokenizerFiles
     name: str
+    origin: str
+    """For provenance: the file's or folder's name, or the id and commit on the hub; never a local path."""
     license: str | None
     source_format: str
     """For provenance: "GGUF Q4_1", "safetensors bfloat16"."""
@@ -55,14 +57,23 @@ class Checkpoint(Protocol):
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a Hugging Face folder or a GGUF file; raises CheckpointError for anything else."""
+    """Open a Hugging Face folder, a GGUF file, or an id of the Hugging Face hub, which is then downloaded.
+
+    Raises CheckpointError for anything else.
+    """
     from hexgraft.models.gguf_checkpoint import GgufCheckpoint
     from hexgraft.models.hf_checkpoint import HfCheckpoint
+    from hexgraft.models.hub import download, is_hub_id
 
     if path.is_dir():
         return HfCheckpoint(path)
     if path.is_file():
         return GgufCheckpoint(path)
+    if is_hub_id(path):
+        found = download(path)
+        checkpoint = open_checkpoint(found.path)
+        checkpoint.name, checkpoint.origin = found.name, found.origin
+        return checkpoint
     raise CheckpointError(
         f"no checkpoint at {path}",
         "give a .gguf file or a Hugging Face model folder, or fetch one with `hexgraft fetch`",

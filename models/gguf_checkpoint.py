@@ -38,6 +38,7 @@ class GgufCheckpoint:
     config: ModelConfig
     tokenizer: TokenizerFiles
     name: str
+    origin: str
     license: str | None
     source_format: str
     notes: list[str]
@@ -52,7 +53,7 @@ class GgufCheckpoint:
         self._check_tensors()
         self.tokenizer = tokenizer_from_gguf(self._file, self.config.vocab)
         # The file's name is what people call a model; `general.name` often names a training run.
-        self.name = path.stem
+        self.name, self.origin = path.stem, path.name
         license_ = self._file.fields.get("general.license")
         self.license = license_ if isinstance(license_, str) else None
         if self.config.context_limit is not None:

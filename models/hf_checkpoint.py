@@ -34,6 +34,7 @@ class HfCheckpoint:
     config: ModelConfig
     tokenizer: TokenizerFiles
     name: str
+    origin: str
     license: str | None
     source_format: str
     notes: list[str]
@@ -50,7 +51,7 @@ class HfCheckpoint:
         self._packed: set[str] = set()
         self._check_tensors()
         self.tokenizer = tokenizer_from_hf(path, values, self.config.vocab, self.notes)
-        self.name = path.resolve().name
+        self.name = self.origin = path.resolve().name
         self.license = _license(path / "README.md")
         if self.config.context_limit is not None:
             self.notes.append(self.config.context_limit)

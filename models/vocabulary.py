@@ -31,6 +31,7 @@ class FittedDraft:
     config: ModelConfig
     tokenizer: TokenizerFiles
     name: str
+    origin: str
     license: str | None
     source_format: str
     notes: list[str]
@@ -38,7 +39,8 @@ class FittedDraft:
     def __init__(self, draft: Checkpoint, vocab: int) -> None:
         self._draft = draft
         self.config = replace(draft.config, vocab=vocab)
-        self.path, self.name, self.license = draft.path, draft.name, draft.license
+        self.path, self.name, self.origin = draft.path, draft.name, draft.origin
+        self.license = draft.license
         self.tokenizer, self.source_format, self.notes = draft.tokenizer, draft.source_format, draft.notes
 
     def blocks(self, name: str) -> Iterator[NDArray[np.float32]]:

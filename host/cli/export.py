@@ -57,7 +57,7 @@ def export(
     as_json: bool,
     **chosen: Any,
 ) -> None:
-    """Export CHECKPOINT (a GGUF file or a Hugging Face folder) to a bundle.
+    """Export CHECKPOINT (a GGUF file, a Hugging Face folder, or its id on the hub) to a bundle.
 
     The bundle appears at its name only when it is whole. With --target htp, the same command goes on where an
     interrupted one stopped.
@@ -65,7 +65,7 @@ def export(
     \b
     Examples:
       hexgraft export SmolLM2-135M-Instruct.Q4_1.gguf -o smollm2
-      hexgraft export Qwen2.5-3B -o pair --draft Qwen2.5-0.5B --context 4096
+      hexgraft export Qwen/Qwen2.5-3B -o pair --draft Qwen/Qwen2.5-0.5B --context 4096
       hexgraft export SmolLM2-135M-Instruct.Q4_1.gguf -o phone --target htp --soc SM8650 --precision w8a16
     """
     htp = take_htp(chosen)
