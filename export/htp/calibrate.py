@@ -23,8 +23,12 @@ from hexgraft.models.errors import ExportError
 LEAST_TOKENS = 256
 """Fewer than these tell too little of what values reach."""
 _PROMPT = 192
-_DECODE = 8
-_TREES = 24
+_DECODE = 4
+_TREES = 16
+_CONTINUED = 2
+"""Prompts that are also decoded: a large model takes seconds for each such pass."""
+_MAPPED = 1 << 30
+"""Bytes of weights from which on they stay in the mapped file: ONNX Runtime's packed copies double them."""
 _TREE_SIZE = 16
 
 
@@ -43,18 +47,19 @@ def calibrate(bundle: Bundle, role: str, texts: Sequence[Sequence[int]], *, thre
     session = _Calibrating(Network(bundle, role), bundle, role, threads)
     room = session.spec.capacity - _DECODE - _TREES - _TREE_SIZE
     length = max(1, min(_PROMPT, room))
-    for text in texts:
-        for start in range(0, len(text), length):
-            prompt = text[start : start + length]
-            if len(prompt) > 1:
-                _drive(session, prompt)
+    prompts = [text[start : start + length] for text in texts for start in range(0, len(text), length)]
+    for number, prompt in enumerate(prompts):
+        if len(prompt) > 1:
+            _drive(session, prompt, number < _CONTINUED)
     session.close()
     return session.ranges
 
 
-def _drive(session: CpuSession, prompt: Sequence[int]) -> None:
+def _drive(session: CpuSession, prompt: Sequence[int], go_on: bool) -> None:
     plain = Decoder(session, None, DecodeOptions(max_tokens=_DECODE, tree_size=1))
     plain.begin(prompt)
+    if not go_on:
+        return
     for _ in plain.rounds():
         pass
     size = min(_TREE_SIZE, session.spec.max_width)
@@ -112,6 +117,8 @@ def _load(network: Network, values: Sequence[str], threads: int) -> ort.Inferenc
     options.log_severity_level = 3
     key = "session.model_external_initializers_file_folder_path"
     options.add_session_config_entry(key, str(network.folder))
+    if 4 * network.model.parameters > _MAPPED:
+        options.add_session_config_entry("session.disable_prepacking", "1")
     return ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 

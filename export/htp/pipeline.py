@@ -36,7 +36,7 @@ from hexgraft.models.errors import ExportError
 
 Say = Callable[[str], None]
 
-_MOST_TOKENS = 2048
+_MOST_TOKENS = 1024
 """What is read of a text: more moves no range that matters."""
 
 

@@ -10,7 +10,16 @@ from rich.table import Table
 
 from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.cli.console import bytes_progress, print_json, stdout
-from hexgraft.host.manifest import ModelEntry
+from hexgraft.host.manifest import GraphEntry, ModelEntry
+
+_PARITY = {
+    "agreement": "agreement {:.1%}",
+    "kl": "KL {:.2g}",
+    "sqnr_db": "SQNR {:.1f} dB",
+    "perplexity_other": "perplexity {:.4g}",
+    "perplexity_reference": "fp32's {:.4g}",
+    "rows": "over {:.0f} rows",
+}
 
 
 @click.command()
@@ -65,7 +74,7 @@ def _model_table(role: str, model: ModelEntry, bundle: Bundle) -> Table:
         "shape": f"{model.layers} layers, {model.heads}/{model.kv_heads} heads of {model.head_dim}",
         "context": f"{model.context} slots, {cache:.1f} MB of {model.kv_dtype} K/V when full",
         "widths": ", ".join(map(str, model.widths)),
-        "graphs": ", ".join(f"{g.file} ({g.provider} {g.precision})" for g in model.graphs),
+        "graphs": "\n".join(_graph(graph) for graph in model.graphs),
         "parity": _parity(model, bundle),
     }
     for name, value in rows.items():
@@ -74,12 +83,25 @@ def _model_table(role: str, model: ModelEntry, bundle: Bundle) -> Table:
 
 
 def _parity(model: ModelEntry, bundle: Bundle) -> str:
-    figures = [
-        f"{k} {v:.3g}"
-        for graph in model.graphs
-        for k, v in bundle.manifest.parity.get(graph.file, {}).items()
-    ]
-    return ", ".join(figures) or "the CPU graph is the reference"
+    """One line a graph that was compared with the CPU's, those that failed the gate marked."""
+    lines = []
+    for graph in model.graphs:
+        found = bundle.manifest.parity.get(graph.file, {})
+        if graph.provider != "cpu" and found:
+            words = [form.format(found[key]) for key, form in _PARITY.items() if key in found]
+            verdict = "" if found.get("passed", 1) else "FAILED the gate: "
+            lines.append(f"{graph.precision} {graph.width} rows: {verdict}{', '.join(words)}")
+    return "\n".join(lines) or "the CPU graph is the reference"
+
+
+def _graph(graph: GraphEntry) -> str:
+    if graph.htp is None:
+        return f"{graph.file} ({graph.provider} {graph.precision})"
+    htp = graph.htp
+    shared = ", shared weights" if htp.shared else ""
+    return (
+        f"{graph.file} ({graph.provider} {graph.precision}, {htp.soc} V{htp.arch}, QAIRT {htp.qairt}{shared})"
+    )
 
 
 def _cache_bytes(model: ModelEntry) -> int:
