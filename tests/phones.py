@@ -35,6 +35,16 @@ def server(request: pytest.FixtureRequest) -> Iterator[AdbServer]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def one_server() -> Iterator[AdbServer]:
+    """A hermetic server of the newest adb there is."""
+    adb = next((path for path in reversed(ADBS.values()) if path), None)
+    if adb is None:
+        pytest.skip("there is no adb")
+    with AdbServer(adb) as server:
+        yield server
+
+
 @pytest.fixture
 def connect(server: AdbServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Connect]:
     """Makes phones and connects them; the environment of the test uses that server and no other."""

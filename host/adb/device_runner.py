@@ -22,6 +22,9 @@ from hexgraft.host.local_runner import RUNNER
 from hexgraft.host.runner_connection import RunnerConnection
 from hexgraft.host.wire import RunnerLost
 
+SILENCE = 600.0
+"""Seconds without a byte after which a link counts as lost; loading a large model takes minutes."""
+
 STAY_AWAKE = "stay_on_while_plugged_in"
 _POWER_SOURCES = 7
 _HELD = 75
@@ -75,6 +78,7 @@ class DeviceRunner:
         self._rest = b""
         self._lines: deque[str] = deque(maxlen=_LINES)
         self.stream: ShellStream = phone.start(start_command(phone.root, release, stay_awake), self._hear)
+        self.stream.settimeout(SILENCE)
         try:
             self.connection = RunnerConnection(self, self, self.explain)
         except RunnerLost as error:
@@ -86,7 +90,12 @@ class DeviceRunner:
 
     def read(self, count: int, /) -> bytes:
         """Bytes of the runner; raises ConnectionLost where the link went and not the runner."""
-        data = self.stream.read(count)
+        try:
+            data = self.stream.read(count)
+        except TimeoutError as error:
+            raise ConnectionLost(
+                f"{self.phone.name} has not answered for {SILENCE:.0f} s", LOST_HINT
+            ) from error
         if not data and self.stream.lost:
             raise self._lost()
         return data
@@ -119,6 +128,7 @@ class DeviceRunner:
 
     def close(self, patience: float = 1.0) -> None:
         """End the runner: ask, hang up, kill by its number if it still runs. A lost link is no error here."""
+        self.stream.settimeout(patience)
         try:
             with contextlib.suppress(DeviceError):
                 self.connection.close()
