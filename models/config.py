@@ -24,6 +24,8 @@ class Rope:
     def __post_init__(self) -> None:
         if self.dim != 2 * len(self.frequencies):
             raise CheckpointError(f"RoPE over {self.dim} dimensions with {len(self.frequencies)} frequencies")
+        if not all(0 <= frequency <= 1e3 for frequency in self.frequencies) or not 0 < self.scale <= 1e3:
+            raise CheckpointError("RoPE scaling that gives frequencies or a scale beyond reason")
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,12 +74,14 @@ def _settings(fields: Fields, layer_type: str | None) -> Fields:
         value = fields.values.get(key)
         if value is None:
             continue
+        if isinstance(value, dict) and layer_type is not None:
+            nested = any(isinstance(inner, dict) for inner in value.values())
+            if nested:
+                value = value.get(layer_type) or {}
+            elif layer_type == "sliding_attention":
+                value = {}
         if not isinstance(value, dict):
             raise CheckpointError(f"{fields.where}: {key} is not an object")
-        if layer_type is not None and any(isinstance(inner, dict) for inner in value.values()):
-            value = value.get(layer_type) or {}
-        elif layer_type == "sliding_attention":
-            value = {}
         merged |= value
     return Fields(merged, f"{fields.where}, RoPE settings")
 

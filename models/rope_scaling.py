@@ -63,7 +63,10 @@ def yarn_rope(
     def correction(rotations: float) -> float:
         return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
-    low, high = correction(beta_fast), correction(beta_slow)
+    try:
+        low, high = correction(beta_fast), correction(beta_slow)
+    except (ArithmeticError, ValueError) as error:
+        raise CheckpointError(f"RoPE scaling of type yarn with betas {beta_fast}, {beta_slow}") from error
     if truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
@@ -79,10 +82,12 @@ def yarn_mscale(factor: float, weight: float = 1.0) -> float:
 
 def longrope_scale(factor: float, original: int) -> float:
     """LongRoPE's attention factor (Ding et al., arXiv 2402.13753)."""
-    return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return 1.0 if factor <= 1 or original <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
 
 
 def _base(dim: int, theta: float) -> NDArray[np.float64]:
+    if not 1 < theta < 1e12:
+        raise CheckpointError(f"RoPE with a base of {theta:g}, expected more than 1 and less than 1e12")
     frequencies: NDArray[np.float64] = theta ** (-np.arange(0, dim, 2, dtype=np.float64) / dim)
     return frequencies
 

@@ -83,8 +83,8 @@ def export(
             export_bundle(target, output, draft=drafting, options=options, report=report)
         else:
             export_htp(target, output, draft=drafting, options=options, htp=htp, report=report, say=say)
-    for one in (target, drafting):
-        for note in one.notes if one else ():
+    for one in (target, drafting) if drafting else (target,):
+        for note in one.notes:
             say(f"note: {one.name}: {note}")
     bundle = open_bundle(output)
     size = sum(entry.size for entry in bundle.manifest.files.values())
