@@ -27,8 +27,11 @@ _DECODE = 4
 _TREES = 16
 _CONTINUED = 2
 """Prompts that are also decoded: a large model takes seconds for each such pass."""
-_MAPPED = 1 << 30
-"""Bytes of weights from which on they stay in the mapped file: ONNX Runtime's packed copies double them."""
+_LARGE = 1 << 30
+"""Bytes of weights from which on a model is large: they stay in the mapped file, as packed copies would
+double them, and less text runs through in shorter prompts, as all values of a pass are in memory at once."""
+_LARGE_PROMPT = 64
+_LARGE_TOKENS = 512
 _TREE_SIZE = 16
 
 
@@ -44,15 +47,22 @@ def calibrate(bundle: Bundle, role: str, texts: Sequence[Sequence[int]], *, thre
             f"the calibration text has {total} tokens, at least {LEAST_TOKENS} are needed",
             "give a longer text with --calibration FILE",
         )
-    session = _Calibrating(Network(bundle, role), bundle, role, threads)
+    network = Network(bundle, role)
+    session = _Calibrating(network, bundle, role, threads)
     room = session.spec.capacity - _DECODE - _TREES - _TREE_SIZE
-    length = max(1, min(_PROMPT, room))
+    length = max(1, min(_LARGE_PROMPT if is_large(network) else _PROMPT, room))
     prompts = [text[start : start + length] for text in texts for start in range(0, len(text), length)]
+    if is_large(network):
+        prompts = prompts[: _LARGE_TOKENS // length]
     for number, prompt in enumerate(prompts):
         if len(prompt) > 1:
             _drive(session, prompt, number < _CONTINUED)
     session.close()
     return session.ranges
+
+
+def is_large(network: Network) -> bool:
+    return 4 * network.model.parameters > _LARGE
 
 
 def _drive(session: CpuSession, prompt: Sequence[int], go_on: bool) -> None:
@@ -117,7 +127,7 @@ def _load(network: Network, values: Sequence[str], threads: int) -> ort.Inferenc
     options.log_severity_level = 3
     key = "session.model_external_initializers_file_folder_path"
     options.add_session_config_entry(key, str(network.folder))
-    if 4 * network.model.parameters > _MAPPED:
+    if is_large(network):
         options.add_session_config_entry("session.disable_prepacking", "1")
     return ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
 

@@ -1,0 +1,63 @@
+"""SmolLM2 on the emulator at every precision, against the fp32 graph: minutes, hence slow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from htp_build import needs_qnn
+
+from hexgraft.host.bundle import Bundle, open_bundle
+from hexgraft.host.cli.main import cli
+from hexgraft.models.fetch import fetch_smollm2
+
+pytestmark = [pytest.mark.slow, needs_qnn]
+
+KEPT_W8 = "layers.11.down,layers.28.down,layers.29.gate_up,layers.29.down"
+KEPT_W4 = "layers.11.down,layers.29.down,layers.29.gate_up," + ",".join(
+    f"layers.{i}.qkv" for i in (1, 2, 3, 5, 7, 8, 12, 13, 14, 15, 16, 19)
+)
+
+
+def export(folder: Path, *arguments: str) -> tuple[Bundle, dict[str, float], str]:
+    """The bundle for SM8650 with widths 1 and 16, the parity figures of 16 rows, and what was said."""
+    words = ["export", str(fetch_smollm2()), "-o", str(folder / "b"), "--widths", "1,16", "--context", "256"]
+    words += ["--target", "htp", "--soc", "SM8650", "--host-widths", "16", "--parity-rows", "112"]
+    result = CliRunner().invoke(cli, [*words, *arguments])
+    assert result.exit_code == 0, result.output
+    bundle = open_bundle(folder / "b")
+    (figures,) = bundle.manifest.parity.values()
+    return bundle, figures, result.output
+
+
+def sizes(bundle: Bundle) -> tuple[int, int]:
+    """Bytes of the shared binary, and of the single graph of 16 rows."""
+    shared, single = (
+        next(graph.htp.binary for graph in bundle.target.graphs if graph.htp and graph.htp.shared == wanted)
+        for wanted in (True, False)
+    )
+    return bundle.manifest.files[shared].size, bundle.manifest.files[single].size
+
+
+def test_fp16_agrees(tmp_path: Path) -> None:
+    bundle, figures, _ = export(tmp_path)
+    assert figures["agreement"] >= 0.99
+    assert figures["kl"] <= 1e-3
+    shared, single = sizes(bundle)
+    assert shared <= 1.10 * single
+
+
+def test_w8a16_agrees(tmp_path: Path) -> None:
+    bundle, figures, _ = export(tmp_path, "--precision", "w8a16", "--head", "fp16", "--keep", KEPT_W8)
+    assert figures["agreement"] >= 0.95
+    assert figures["perplexity_other"] <= 1.03 * figures["perplexity_reference"]
+    shared, single = sizes(bundle)
+    assert shared <= 1.10 * single
+
+
+def test_w4a16_agrees(tmp_path: Path) -> None:
+    bundle, figures, _ = export(tmp_path, "--precision", "w4a16", "--keep", KEPT_W4 + ":w8")
+    assert figures["perplexity_other"] <= 1.2 * figures["perplexity_reference"]
+    shared, single = sizes(bundle)
+    assert shared <= 1.10 * single
