@@ -10,7 +10,7 @@ from hexgraft.models.decoder import build_decoder
 from hexgraft.models.graph import Graph, Weight
 
 EXPORT_BASE = 250_000_000
-"""Bytes an export takes beside its largest matrix: the interpreter, its libraries and a few blocks."""
+"""Bytes an export takes beside twice its largest matrix: the interpreter, its libraries, a few blocks."""
 
 RUN_BASE = 150_000_000
 """Bytes a run takes beside weights, cache and logits."""
@@ -50,7 +50,7 @@ def estimate(config: ModelConfig, context: int, width: int = 32) -> Sizes:
         parameters=sum(weight.nbytes for weight in graph.weights) // 4,
         context=context,
         cache=cache,
-        exporting=EXPORT_BASE + largest,
+        exporting=EXPORT_BASE + 2 * largest,
         estimates=tuple(Estimate(name, size, RUN_BASE + size + cache + logits) for name, size in sizes),
     )
 

@@ -1,43 +1,64 @@
 """Streams a checkpoint's tensors into a graph's weights file, one after the other.
 
-Memory: a few blocks of `models.checkpoint.BLOCK_BYTES` and the largest transposed matrix, whatever the size
-of the model.
+Memory: a few blocks of `models.checkpoint.BLOCK_BYTES` and twice the largest transposed matrix, whatever the
+size of the model.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hexgraft.export.weights_file import WeightsFile
 from hexgraft.models.checkpoint import Checkpoint
 from hexgraft.models.graph import Graph, Weight
 
 Progress = Callable[[int], None]
+SYNC_BYTES = 1 << 30
+"""So much may be lost when an export is killed."""
+
 _TILE = 32
 """Rows turned into columns at a time: few enough that a cache line is filled before it leaves the cache."""
 
 
-def write_weights(graph: Graph, checkpoint: Checkpoint, folder: Path, progress: Progress) -> None:
-    """Write `graph.weights_file` into `folder`; `progress` is told the bytes as they are written.
+def write_weights(
+    graph: Graph,
+    checkpoint: Checkpoint,
+    path: Path,
+    progress: Progress,
+    done: int = 0,
+    mark: Callable[[int], None] | None = None,
+) -> str:
+    """Write the graph's weights at `path` and return the file's hex sha256.
 
-    The file's space is reserved first, so that a full disk fails at once.
+    `progress` is told the bytes as they are written. The first `done` weights stand there already; `mark` is
+    told how many have reached the disk.
     """
     largest = max((weight.nbytes for weight in graph.weights if weight.transposed), default=0)
-    # One buffer for all, not mapped pages of the file: each of those costs a fault of its own.
-    buffer = np.empty(largest // 4, np.float32)
-    with (folder / graph.weights_file).open("w+b", buffering=0) as stream:
-        os.posix_fallocate(stream.fileno(), 0, graph.weights_size)
-        for weight, offset in zip(graph.weights, graph.offsets, strict=True):
+    # Two buffers in turn, one filled while the other is written. Not mapped pages of the file: each of those
+    # costs a fault of its own.
+    buffers = cycle([np.empty(largest // 4, np.float32) for _ in range(2)])
+    kept = graph.offsets[done] if done else 0
+    progress(sum(weight.nbytes for weight in graph.weights[:done]))
+    synced = kept
+    with WeightsFile(path, graph.weights_size, kept) as file:
+        for number in range(done, len(graph.weights)):
+            weight, offset = graph.weights[number], graph.offsets[number]
+            if mark is not None and offset - synced >= SYNC_BYTES:
+                file.sync()
+                mark(number)
+                synced = offset
             blocks = _blocks(weight, checkpoint, progress)
             if weight.transposed:
-                blocks = iter([_transposed(weight, blocks, buffer)])
+                blocks = iter([_transposed(weight, blocks, next(buffers))])
             for block in blocks:
-                _write(stream.fileno(), block, offset)
+                file.write(block, offset)
                 offset += block.nbytes
+        return file.digest()
 
 
 def _blocks(weight: Weight, checkpoint: Checkpoint, progress: Progress) -> Iterator[NDArray[np.float32]]:
@@ -58,10 +79,3 @@ def _transposed(
             matrix[:, row : row + len(tile)] = tile.T
             row += len(tile)
     return matrix
-
-
-def _write(file: int, block: NDArray[np.float32], offset: int) -> None:
-    data = np.ascontiguousarray(block).data.cast("B")
-    while data:
-        written = os.pwrite(file, data, offset)
-        data, offset = data[written:], offset + written

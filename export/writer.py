@@ -4,12 +4,13 @@ whole."""
 from __future__ import annotations
 
 import errno
+import functools
 import glob
 import hashlib
 import importlib.metadata
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from pathlib import Path
 import msgspec
 import onnx
 
+from hexgraft.export.resume import Finished, export_identity
 from hexgraft.export.weights import write_weights
 from hexgraft.host.manifest import (
     FORMAT,
@@ -40,6 +42,7 @@ from hexgraft.models.vocabulary import fit_draft
 
 DEFAULT_WIDTHS = (1, 8, 16, 32, 128)
 DEFAULT_CONTEXT = 2048
+WEIGHTS = "model.weights"
 MASK_VALUE = -30000.0
 """Hides a column in float graphs: far below any score, finite even in fp16, and never added twice."""
 
@@ -73,25 +76,29 @@ def export_bundle(
     """
     _check(target, options)
     draft = fit_draft(target, draft) if draft else None
-    with _whole_folder(path) as folder:
+    finished = Finished(export_identity(target, draft, options))
+    with _whole_folder(path, finished) as folder:
         models = {"target": target} | ({"draft": draft} if draft else {})
         entries = {
-            role: _write_model(role, checkpoint, folder, options, report)
+            role: _write_model(role, checkpoint, folder, options, report, finished)
             for role, checkpoint in models.items()
         }
+        finished.end()
+        weights = {f"{role}/{WEIGHTS}": digest for role, (_, digest) in entries.items()}
         tokenizer = _write_tokenizer(target, folder)
+        files = sorted(file for file in folder.rglob("*") if file.is_file())
         manifest = Manifest(
             format=FORMAT,
             hexgraft=importlib.metadata.version("hexgraft"),
-            target=entries["target"],
-            draft=entries.get("draft"),
+            target=entries["target"][0],
+            draft=entries["draft"][0] if draft else None,
             tokenizer=tokenizer,
             provenance={
                 role: Provenance(checkpoint.origin, checkpoint.source_format, checkpoint.license)
                 for role, checkpoint in models.items()
             },
             parity={},
-            files=hash_files(folder, sorted(file for file in folder.rglob("*") if file.is_file()), report),
+            files=hash_files(folder, files, report, weights),
         )
         write_manifest(manifest, folder)
 
@@ -111,11 +118,17 @@ def _context_hint(config: ModelConfig) -> str:
 
 
 def _write_model(
-    role: str, checkpoint: Checkpoint, folder: Path, options: ExportOptions, report: Report
-) -> ModelEntry:
-    (folder / role).mkdir()
+    role: str,
+    checkpoint: Checkpoint,
+    folder: Path,
+    options: ExportOptions,
+    report: Report,
+    finished: Finished,
+) -> tuple[ModelEntry, str]:
+    """A model's entry, and the sha256 of its weights."""
+    (folder / role).mkdir(exist_ok=True)
     config = checkpoint.config.within(options.context)
-    graph = build_decoder(config, "model.weights", name=role)
+    graph = build_decoder(config, WEIGHTS, name=role)
     total, done = sum(weight.nbytes for weight in graph.weights), 0
 
     def progress(count: int) -> None:
@@ -123,9 +136,12 @@ def _write_model(
         done += count
         report(Step(f"{role} weights", done, total))
 
-    write_weights(graph, checkpoint, folder / role, progress)
+    path = folder / role / WEIGHTS
+    whole = path.is_file() and path.stat().st_size == graph.weights_size
+    done = finished.counts.get(role, 0) if whole else 0
+    digest = write_weights(graph, checkpoint, path, progress, done, functools.partial(finished.mark, role))
     onnx.save(graph.proto, folder / role / "model.onnx")
-    return _model_entry(role, config, checkpoint.name, graph, options)
+    return _model_entry(role, config, checkpoint.name, graph, options), digest
 
 
 def _model_entry(
@@ -183,33 +199,44 @@ def write_manifest(manifest: Manifest, folder: Path) -> None:
     fresh.replace(folder / MANIFEST)
 
 
-def hash_files(folder: Path, files: Sequence[Path], report: Report) -> dict[str, FileEntry]:
-    """The manifest's entries of `files`, which lie below `folder`."""
-    total, done = sum(file.stat().st_size for file in files), 0
+def hash_files(
+    folder: Path, files: Sequence[Path], report: Report, known: Mapping[str, str] | None = None
+) -> dict[str, FileEntry]:
+    """The manifest's entries of `files`, which lie below `folder`; `known` gives some of their sha256."""
+    known = known or {}
+    names = {file: file.relative_to(folder).as_posix() for file in files}
+    total, done = sum(file.stat().st_size for file in files if names[file] not in known), 0
     entries = {}
     for file in files:
+        if names[file] in known:
+            entries[names[file]] = FileEntry(file.stat().st_size, known[names[file]])
+            continue
         digest = hashlib.sha256()
         with file.open("rb") as stream:
             while block := stream.read(8 << 20):
                 digest.update(block)
                 done += len(block)
                 report(Step("checksums", done, total))
-        entries[file.relative_to(folder).as_posix()] = FileEntry(file.stat().st_size, digest.hexdigest())
+        entries[names[file]] = FileEntry(file.stat().st_size, digest.hexdigest())
     return entries
 
 
 @contextmanager
-def _whole_folder(path: Path) -> Iterator[Path]:
-    """A folder to write into, renamed to `path` when the block ends well and removed when it does not."""
+def _whole_folder(path: Path, finished: Finished) -> Iterator[Path]:
+    """A folder to write into, renamed to `path` when the block ends well and removed when it does not.
+
+    What a killed export of the same identity left behind is gone on with.
+    """
     if path.exists() or path.is_symlink():
         raise ExportError(f"{path} exists already", f"choose another name, or remove it: rm -r {path}")
     parent = path.resolve().parent
     if not parent.is_dir():
         raise ExportError(f"the folder {parent} does not exist", f"mkdir -p {parent}")
-    _sweep(parent, path.name)
     partial = parent / f".{path.name}.partial-{os.getpid()}"
+    _sweep(parent, path.name, finished, partial)
     try:
-        partial.mkdir()
+        partial.mkdir(exist_ok=True)
+        finished.begin(partial)
         yield partial
         for file in partial.rglob("*"):
             if file.is_file():
@@ -230,12 +257,15 @@ def _whole_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _sweep(parent: Path, name: str) -> None:
-    """Remove what exports to this name left behind when they were killed."""
+def _sweep(parent: Path, name: str, finished: Finished, own: Path) -> None:
+    """Remove what exports to this name left behind when they were killed, but for one to go on with."""
     for leftover in parent.glob(f".{glob.escape(name)}.partial-*"):
         pid = leftover.name.rpartition("-")[2]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            shutil.rmtree(leftover, ignore_errors=True)
+            if finished.fits(leftover) and not own.exists():
+                leftover.rename(own)
+            else:
+                shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _sync(path: Path) -> None:

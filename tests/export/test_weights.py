@@ -1,15 +1,21 @@
-"""Exports take the memory of blocks and of the largest layer matrix, never of the model."""
+"""Exports take the memory of blocks and of the largest layer matrix, and go on where a killed one stopped."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
-from tiny import Sizes, hf_config, tiny_weights
+import pytest
+from tiny import Sizes, hf_config, tiny_weights, write_tiny_hf
 from tiny_tokenizer import write_tiny_tokenizer
+
+from hexgraft.export.writer import ExportOptions, Step, export_bundle
+from hexgraft.host.bundle import open_bundle
+from hexgraft.models.checkpoint import open_checkpoint
 
 ROWS = 400_000
 CODE = """
@@ -54,3 +60,57 @@ def test_memory_is_bounded_by_blocks(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert (tmp_path / "b" / "target" / "model.weights").stat().st_size > size > 200e6
     assert int(done.stdout) < 100  # MB
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from hexgraft.export import weights
+from hexgraft.export.writer import ExportOptions, export_bundle
+from hexgraft.models.checkpoint import open_checkpoint
+weights.SYNC_BYTES = 1
+checkpoint, read = open_checkpoint(Path(sys.argv[1])), []
+blocks = checkpoint.blocks
+def counted(name):
+    read.append(name)
+    if name == "layers.2.gate":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return blocks(name)
+checkpoint.blocks = counted
+export_bundle(checkpoint, Path(sys.argv[2]), options=ExportOptions((1,), 64), report=lambda step: None)
+"""
+
+
+def test_a_killed_export_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_tiny_hf(tmp_path / "m", layers=3)
+    options = ExportOptions((1,), 64)
+    export_bundle(open_checkpoint(folder), tmp_path / "fresh", options=options, report=lambda step: None)
+    command = [sys.executable, "-c", KILLED, str(folder), str(tmp_path / "b")]
+    assert subprocess.run(command, check=False).returncode == -9
+    (leftover,) = tmp_path.glob(".b.partial-*")
+    checkpoint, read, steps = open_checkpoint(folder), list[str](), list[Step]()
+    blocks = checkpoint.blocks
+    monkeypatch.setattr(checkpoint, "blocks", lambda name: read.append(name) or blocks(name))
+    export_bundle(checkpoint, tmp_path / "b", options=options, report=steps.append)
+    # Everything before the weight it was killed in was on the disk.
+    assert read == ["layers.2.gate", "layers.2.up", "layers.2.down", "norm"]
+    assert steps[0].done > steps[0].total / 2
+    assert not leftover.exists()
+    for file in sorted(file for file in (tmp_path / "fresh").rglob("*") if file.is_file()):
+        twin = tmp_path / "b" / file.relative_to(tmp_path / "fresh")
+        assert twin.read_bytes() == file.read_bytes(), file
+    open_bundle(tmp_path / "b").verify()
+
+
+@pytest.mark.parametrize("change", ["context", "checkpoint"])
+def test_another_export_begins_anew(tmp_path: Path, change: str) -> None:
+    folder = write_tiny_hf(tmp_path / "m", layers=3)
+    command = [sys.executable, "-c", KILLED, str(folder), str(tmp_path / "b")]
+    assert subprocess.run(command, check=False).returncode == -9
+    if change == "checkpoint":
+        os.utime(folder / "model.safetensors", (0, 0))
+    steps: list[Step] = []
+    options = ExportOptions((1,), 64 if change == "checkpoint" else 32)
+    export_bundle(open_checkpoint(folder), tmp_path / "b", options=options, report=steps.append)
+    assert steps[0].done == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"m", "b"}
