@@ -316,3 +316,37 @@ def _append_sparse(path: Path, name: str, shape: tuple[int, int]) -> None:
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text + data)
         file.truncate(8 + len(text) + header[name]["data_offsets"][1])
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_the_text_part_of_a_vision_model(tmp_path: Path, prefix: str) -> None:
+    """Gemma 3 with a vision tower: the text model's names stand behind a prefix, its sizes in text_config."""
+    plain = write_tiny_hf(tmp_path / "plain")
+    folder = write_tiny_hf(tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text())
+    names = {"post_attention_layernorm": "pre_feedforward_layernorm"}
+    weights: dict[str, np.ndarray] = {"vision_tower.encoder.weight": np.ones((4, 4), np.float32)}
+    for name, array in read_tiny_weights(plain).items():
+        for ours, theirs in names.items():
+            name = name.replace(ours, theirs)
+        weights[name.replace("model.", prefix, 1)] = array
+    for i in range(3):
+        layer = f"{prefix}layers.{i}."
+        for part, width in (("post_attention_layernorm", 64), ("post_feedforward_layernorm", 64)):
+            weights[f"{layer}{part}.weight"] = np.zeros(width, np.float32)
+        for part in ("q_norm", "k_norm"):
+            weights[f"{layer}self_attn.{part}.weight"] = np.full(16, 0.5, np.float32)
+    save_weights(folder / "model.safetensors", weights)
+    text = {key: config[key] for key in config if key not in ("model_type", "hidden_act")}
+    whole_config = {"model_type": "gemma3", "text_config": text | {"rope_theta": 1e6, "sliding_window": 64}}
+    (folder / "config.json").write_text(json.dumps(whole_config))
+    checkpoint = HfCheckpoint(folder)
+    assert checkpoint.config.family == "gemma3"
+    assert checkpoint.config.window == 64
+    assert checkpoint.config.local_rope == plain_rope(16, 10000.0)
+    for name, source in (("embed", "embed_tokens"), ("layers.1.down", "layers.1.mlp.down_proj")):
+        np.testing.assert_array_equal(
+            whole(checkpoint, name), read_tiny_weights(plain)[f"model.{source}.weight"]
+        )
+    assert (whole(checkpoint, "layers.2.attn_post_norm") == 1).all()
+    assert (whole(checkpoint, "layers.0.q_norm") == 1.5).all()
