@@ -21,14 +21,18 @@ MADE := $(VENV)/.made
 RUN := $(VENV)/.installed
 DEV := $(VENV)/.installed-$(EXTRAS)
 
+# The folder `hexgraft device sdk` gathers a target's files in.
+SDK = $$($(BIN)/python -c 'from hexgraft.host.sdk import sdk_folder; print(sdk_folder("$(1)"))')
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint format docs bench clean
+.PHONY: help demo test test-slow lint format docs bench device device-aarch64 clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo        fetch a small model, export it, decode it plainly and with token trees, compare"
 	@echo "make test        the tests, minutes"
 	@echo "make test-slow   the tests that need longer, or a downloaded model"
+	@echo "make device      gather ONNX Runtime's headers (150 MB, through npm) and build the C++ runner"
 	@echo "make lint        style, formatting and types"
 	@echo "make format      apply the style"
 	@echo "make docs        write docs/help.md anew from the commands"
@@ -52,6 +56,19 @@ lint: $(DEV)
 format: $(DEV)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+device: $(DEV)
+	@[ -f "$(call SDK,linux-x86_64)/sdk.json" ] || $(BIN)/hexgraft device sdk
+	$(BIN)/hexgraft device build
+
+# The libraries of an emulated AArch64 run, out of the same release of ONNX Runtime as is installed here.
+device-aarch64: device
+	@dir="$(call SDK,linux-aarch64)"; [ -f "$$dir/sdk.json" ] || { \
+	  version=$$($(BIN)/python -c 'import onnxruntime; print(onnxruntime.__version__)') && \
+	  $(PIP) download --quiet --no-deps --only-binary=:all: --python-version 3.11 --implementation cp \
+	    --platform manylinux_2_28_aarch64 --dest build/wheels onnxruntime==$$version && \
+	  $(BIN)/hexgraft device sdk --target linux-aarch64 --wheel build/wheels/onnxruntime-$$version-*aarch64.whl \
+	    --headers "$(call SDK,linux-x86_64)/include"; }
 
 docs: $(DEV)
 	$(BIN)/python scripts/help.py
