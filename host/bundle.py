@@ -173,6 +173,8 @@ def _check_model(role: str, model: ModelEntry, manifest: Manifest, where: Path) 
         refuse(f"has the unknown cache type {model.kv_dtype!r}")
     if not -1e9 <= model.mask_value <= -20:
         refuse(f"has the mask value {model.mask_value}, expected between -1e9 and -20")
+    if role not in manifest.provenance:
+        refuse("has no provenance")
     if not model.graphs:
         refuse("has no graphs")
     for graph in model.graphs:

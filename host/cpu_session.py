@@ -269,6 +269,13 @@ def _load(bundle: Bundle, role: str, threads: int) -> ort.InferenceSession:
     sizes = [layers, *found.get("past_key_0_in", [])[::2], *found.get("logits", [])[2:]]
     hidden = found["hidden"][-1] if "hidden" in found else None
     wanted = [model.layers, model.kv_heads, model.head_dim, model.vocab]
-    if sizes != wanted or hidden != (model.hidden if model.outputs_hidden else None):
+    local = {"attention_mask_local"} if model.window is not None else set()
+    if model.local_rope is not None:
+        local |= {"position_ids_cos_local", "position_ids_sin_local"}
+    if (
+        sizes != wanted
+        or hidden != (model.hidden if model.outputs_hidden else None)
+        or local != {name for name in found if name.endswith("_local")}
+    ):
         raise BundleError(f"{file} is not the graph that the bundle's manifest describes", EXPORT_HINT)
     return session

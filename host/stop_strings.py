@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from hexgraft.host.text import TextCodec
+from hexgraft.host.text import TextCodec, check_text
 from hexgraft.models.errors import UsageError
 
 
@@ -18,6 +18,7 @@ class StopStrings:
     def __init__(self, stops: Sequence[str] = ()) -> None:
         if not all(stops):
             raise UsageError("a stop string is empty", "example: --stop END")
+        check_text("".join(stops))
         self._stops = tuple(dict.fromkeys(stops))
         self._held = ""
         self.found: str | None = None

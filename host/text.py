@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from hexgraft.host.bundle import Bundle
+from hexgraft.host.bundle import EXPORT_HINT, Bundle
 from hexgraft.models.chat import Message, render_chat
-from hexgraft.models.errors import DecodeError
+from hexgraft.models.errors import BundleError, DecodeError, UsageError
 from hexgraft.models.tokenizer import load_tokenizer
 
 _WINDOW = 4
 """Tokens that are decoded again with every new one; a character has at most four bytes."""
+
+
+def check_text(text: str) -> None:
+    """Raises UsageError for a string that no UTF-8 spells: arguments that are not text arrive as such."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"a text is not UTF-8: it holds {text[error.start]!r}",
+            "iconv -t UTF-8 converts a file; for arguments see `locale`",
+        ) from error
 
 
 class TextCodec:
@@ -22,11 +34,11 @@ class TextCodec:
     def __init__(self, bundle: Bundle) -> None:
         entry = bundle.manifest.tokenizer
         file = bundle.file(entry.file)
-        self._tokenizer: Tokenizer = load_tokenizer(file.read_text(encoding="utf-8"), str(file))
+        self._tokenizer: Tokenizer = load_tokenizer(_read(file), str(file))
         self._entry = entry
         self._template = None
         if entry.chat_template is not None:
-            self._template = bundle.file(entry.chat_template).read_text(encoding="utf-8")
+            self._template = _read(bundle.file(entry.chat_template))
         added = self._tokenizer.get_added_tokens_decoder().values()
         self._specials = [token.content for token in added if token.special]
 
@@ -36,8 +48,7 @@ class TextCodec:
 
     def encode_raw(self, text: str) -> list[int]:
         """A prompt as it stands, special tokens in it understood, begun with the model's BOS exactly once."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return self._with_bos(ids)
+        return self._with_bos(self._ids(text))
 
     def encode_chat(
         self, messages: Sequence[Message], known: Mapping[int, Sequence[int]] | None = None
@@ -64,8 +75,7 @@ class TextCodec:
             if masked == rendered:
                 apart |= {number: list(tokens) for number, tokens in known.items()}
         if not apart:
-            ids: list[int] = self._tokenizer.encode(rendered, add_special_tokens=False).ids
-            return self._with_bos(ids)
+            return self._with_bos(self._ids(rendered))
         return self._with_bos(self._encode_apart(messages, apart))
 
     def _encode_apart(self, messages: Sequence[Message], apart: Mapping[int, Sequence[int]]) -> list[int]:
@@ -76,10 +86,10 @@ class TextCodec:
             before, found, after = rest.partition(mark)
             if not found:
                 continue  # a template may leave a message out, as it would have with its text
-            ids += self._tokenizer.encode(before, add_special_tokens=False).ids
+            ids += self._ids(before)
             ids += apart[number]
             rest = after
-        return ids + self._tokenizer.encode(rest, add_special_tokens=False).ids
+        return ids + self._ids(rest)
 
     def _masked(self, messages: Sequence[Message], numbers: Iterable[int]) -> tuple[str, dict[int, str]]:
         """The conversation rendered with a stand-in for the text of some messages, and these by number."""
@@ -95,10 +105,9 @@ class TextCodec:
         """Text in which nothing is special, without BOS."""
         self._tokenizer.encode_special_tokens = True
         try:
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+            return self._ids(text)
         finally:
             self._tokenizer.encode_special_tokens = False
-        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of tokens, special ones left out."""
@@ -112,6 +121,11 @@ class TextCodec:
 
     def stream(self) -> TextStream:
         return TextStream(self._tokenizer)
+
+    def _ids(self, text: str) -> list[int]:
+        check_text(text)
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
 
     def _with_bos(self, ids: list[int]) -> list[int]:
         bos = self._entry.bos
@@ -156,3 +170,10 @@ class TextStream:
     def _decode(self, tokens: list[int]) -> str:
         text: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
         return text
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise BundleError(f"{file} is not UTF-8 text: {error.reason}", EXPORT_HINT) from error

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 import msgspec
+from rich.markup import escape
 from rich.table import Table
 
 from hexgraft.host.bundle import Bundle, open_bundle
@@ -24,7 +25,9 @@ _PARITY = {
 
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--quick", is_flag=True, help="Do not read the files to check their sha256.")
+@click.option(
+    "--quick", "--no-verify", "quick", is_flag=True, help="Do not read the files to check their sha256."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest and the bundle's digest as JSON.")
 def inspect(bundle: Path, quick: bool, as_json: bool) -> None:
     """Check BUNDLE against its manifest and show what it holds."""
@@ -48,7 +51,8 @@ def inspect(bundle: Path, quick: bool, as_json: bool) -> None:
 
 def _show(bundle: Bundle, checked: str) -> None:
     manifest, out = bundle.manifest, stdout()
-    out.print(f"[bold]{bundle.path}[/bold]  format {manifest.format}, made by hexgraft {manifest.hexgraft}")
+    made = f"format {manifest.format}, made by hexgraft {_plain(manifest.hexgraft)}"
+    out.print(f"[bold]{_plain(str(bundle.path))}[/bold]  {made}")
     out.print(f"digest {bundle.digest[:16]}, checked: {checked}")
     for role in ("target", "draft"):
         model: ModelEntry | None = getattr(manifest, role)
@@ -59,13 +63,13 @@ def _show(bundle: Bundle, checked: str) -> None:
     out.print(f"tokenizer: stop tokens {stops}, chat template {'yes' if tokenizer.chat_template else 'no'}")
     files = Table("file", "bytes", "sha256", title="files", title_justify="left")
     for name, entry in manifest.files.items():
-        files.add_row(name, f"{entry.size:,}", entry.sha256[:16])
+        files.add_row(_plain(name), f"{entry.size:,}", _plain(entry.sha256[:16]))
     out.print(files)
 
 
 def _model_table(role: str, model: ModelEntry, bundle: Bundle) -> Table:
     source = bundle.manifest.provenance[role]
-    table = Table(title=f"{role}: {model.name}", title_justify="left", show_header=False)
+    table = Table(title=f"{role}: {_plain(model.name)}", title_justify="left", show_header=False)
     cache = _cache_bytes(model) / 1e6
     rows = {
         "checkpoint": f"{source.checkpoint} ({source.format}, licence {source.license or 'not stated'})",
@@ -78,8 +82,13 @@ def _model_table(role: str, model: ModelEntry, bundle: Bundle) -> Table:
         "parity": _parity(model, bundle),
     }
     for name, value in rows.items():
-        table.add_row(name, value)
+        table.add_row(name, _plain(value))
     return table
+
+
+def _plain(text: str) -> str:
+    """A name out of a bundle as it is: no markup, and nothing a terminal would act on."""
+    return escape("".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text))
 
 
 def _parity(model: ModelEntry, bundle: Bundle) -> str:

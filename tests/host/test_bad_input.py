@@ -194,6 +194,31 @@ def test_unknown_version(bundle: Path) -> None:
     assert result.exit_code == 1
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja"])
+def test_a_tokenizer_file_that_is_no_text(bundle: Path, name: str) -> None:
+    file = bundle / name
+    file.write_bytes(b"\xff" * file.stat().st_size)
+    result = hexgraft("run", bundle, "-p", "hi", "--no-verify")
+    message, hint = error_of(result)
+    assert message == f"{file} is not UTF-8 text: invalid start byte"
+    assert hint == "make it again with `hexgraft export`"
+    assert result.exit_code == 1
+
+
+def test_names_in_a_bundle_are_shown_as_they_are(bundle: Path) -> None:
+    """No markup of ours, and nothing a terminal would act on."""
+    manifest = json.loads((bundle / "bundle.json").read_text())
+    manifest["target"] |= {"name": "[/red]\x1b[2Jmodel", "architecture": "[/]"}
+    manifest["provenance"]["target"]["checkpoint"] = "[bold]"
+    (bundle / "bundle.json").write_text(json.dumps(manifest))
+    result = hexgraft("inspect", bundle)
+    assert result.exit_code == 0
+    assert "[/red]\ufffd[2Jmodel" in result.stdout
+    assert "[/], " in result.stdout
+    assert "[bold] (" in result.stdout
+    assert "\x1b[2J" not in result.stdout
+
+
 def test_path_that_leaves_the_bundle(bundle: Path) -> None:
     manifest = json.loads((bundle / "bundle.json").read_text())
     manifest["files"]["../../etc/passwd"] = {"size": 1, "sha256": "0" * 64}
@@ -294,6 +319,24 @@ def test_a_prompt_that_is_no_text(folder: Path) -> None:
     assert message == "the prompt on standard input is not UTF-8 text: invalid start byte at byte 3"
     assert "iconv" in hint
     assert result.exit_code == 2
+
+
+@pytest.mark.parametrize("option", ["--system", "--prefix", "--stop"])
+def test_an_argument_that_is_no_text(folder: Path, option: str) -> None:
+    """What a shell passes on as other bytes than UTF-8 arrives with lone surrogates."""
+    result = hexgraft("run", folder / "bundle", "-p", "a", option, "b\udcffc")
+    message, hint = error_of(result)
+    assert message == "a text is not UTF-8: it holds '\\udcff'"
+    assert hint
+    assert result.exit_code == 2
+
+
+def test_penalties_beyond_any_use(folder: Path) -> None:
+    """They would overflow, and what follows would look like a fault of the model."""
+    for option in ("--presence-penalty", "--frequency-penalty", "--repetition-penalty"):
+        result = hexgraft("run", folder / "bundle", "-p", "a", option, "1e308")
+        assert error_of(result)[0].startswith(f"{option} 1e+308 is not in ")
+        assert result.exit_code == 2
 
 
 def test_a_prompt_larger_than_any(folder: Path) -> None:

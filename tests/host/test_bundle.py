@@ -125,6 +125,7 @@ def test_links_are_refused(path: Path, tmp_path: Path, part: str) -> None:
         (lambda m: m["target"].update(kv_dtype="int4"), "unknown cache type"),
         (lambda m: m["target"].update(mask_value=0.0), "mask value"),
         (lambda m: m["target"].update(graphs=[]), "has no graphs"),
+        (lambda m: m["provenance"].pop("draft"), "draft has no provenance"),
         (lambda m: m["target"]["graphs"][0].update(file="other.onnx"), "graph that is not in the bundle"),
         (lambda m: m["tokenizer"].update(file="other.json"), "tokenizer file that is not in the bundle"),
         (lambda m: m["tokenizer"].update(stop_tokens=[320]), "outside the vocabulary"),
@@ -143,7 +144,16 @@ def test_inconsistent_manifests_are_refused(
 
 
 @pytest.mark.parametrize(
-    "change", [{"layers": 2}, {"layers": 4}, {"kv_heads": 1}, {"vocab": 300}, {"outputs_hidden": True}]
+    "change",
+    [
+        {"layers": 2},
+        {"layers": 4},
+        {"kv_heads": 1},
+        {"vocab": 300},
+        {"outputs_hidden": True},
+        {"window": 64},
+        {"local_rope": {"dim": 16, "frequencies": [1.0] * 8, "scale": 1.0}},
+    ],
 )
 def test_a_graph_that_is_not_as_described_is_refused_before_it_runs(
     path: Path, change: dict[str, Any]

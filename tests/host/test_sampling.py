@@ -145,7 +145,11 @@ def test_a_tiny_temperature_is_greedy_and_does_not_overflow() -> None:
         ("top_p", 1.1),
         ("min_p", -0.1),
         ("repetition", 0),
+        ("repetition", 1e-308),
+        ("repetition", 1e308),
         ("presence", math.inf),
+        ("presence", -1e308),
+        ("frequency", 1e308),
     ],
 )
 def test_options_out_of_range_are_refused(option: str, value: float) -> None:
