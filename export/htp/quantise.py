@@ -53,6 +53,11 @@ class _Writer:
         self.ranges = ranges.copy()  # an integer graph adds values of its own
         self.projections = {projection.node: projection for projection in network.projections()}
         self.ties = Ties(network.static(1).graph)
+        self.integer_inputs = {
+            projection.input
+            for projection in self.projections.values()
+            if precision.of(projection.weight) != FLOAT and not precision.block
+        }
         self.nodes: list[onnx.NodeProto] = []
         self.tensors: dict[str, TensorProto] = {}
         self.paired: dict[str, str] = {}
@@ -69,7 +74,7 @@ class _Writer:
                 self._embedding(node)
             elif self.precision.integer and node.op_type == "RotaryEmbedding":
                 self._rotate(node)
-            elif self.precision.integer:
+            elif self.precision.integer or self._feeds_integers(node):
                 self._integer(node)
             else:
                 self.nodes.append(_copy(node))
@@ -81,6 +86,11 @@ class _Writer:
         graph.initializer.extend([*known, *fresh])
         self.proto.ir_version = IR_VERSION
         return self.proto
+
+    def _feeds_integers(self, node: onnx.NodeProto) -> bool:
+        """Whether the node is a product that only an integer projection reads. HTP (QAIRT 2.51) computes such
+        a product wrongly at 16 rows if it is fp16 itself, and right if it is integer."""
+        return node.op_type == "Mul" and node.output[0] in self.integer_inputs
 
     def _format(self, node: onnx.NodeProto) -> str:
         return self.precision.of(self.projections[node.name].weight)
@@ -141,11 +151,14 @@ class _Writer:
         """Rows of 8-bit integers times a scale a row: a table has no use for one scale over all tokens."""
         table, ids = node.input
         stored = self.weights.get(table, "w8", 1, 0, None)
-        for tensor in stored.tensors:
-            self.tensors[tensor.name] = tensor
+        # A name of its own for the same bytes: QNN keeps one encoding a tensor, and a tied head has another.
+        integers = TensorProto()
+        integers.CopyFrom(stored.tensors[0])
+        integers.name = "embed:rows_of_integers"
+        self.tensors[integers.name] = integers
         one = self._constant("embed:one", np.asarray(np.float32(1)))
         zero = self._constant("embed:zero", np.asarray(np.int8(0)))
-        real = self._node("DequantizeLinear", [stored.tensors[0].name, one, zero], "embed:real")
+        real = self._node("DequantizeLinear", [integers.name, one, zero], "embed:real")
         rows = self._node("Gather", [real, ids], "embed:rows")
         packed = self._node("QuantizeLinear", [rows, one, zero], "embed:rows:stored")
         rows = self._node("DequantizeLinear", [packed, one, zero], "embed:rows:real")

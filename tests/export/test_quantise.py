@@ -222,7 +222,8 @@ def test_all_widths_share_one_table_of_encodings(network: tuple[Network, Ranges]
             }
         )
     assert tables[0] == tables[1] == tables[2]
-    assert len(tables[0]) == 2 * (2 * 4 * net.model.layers + 2)
+    # Two values a projection, and the two factors of what the last one reads.
+    assert len(tables[0]) == 2 * ((2 * 4 + 2) * net.model.layers + 2)
 
 
 def test_the_epsilon_of_every_norm_survives(network: tuple[Network, Ranges]) -> None:
