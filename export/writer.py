@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 import msgspec
 import onnx
@@ -228,10 +229,10 @@ def _whole_folder(path: Path, finished: Finished) -> Iterator[Path]:
     What a killed export of the same identity left behind is gone on with.
     """
     if path.exists() or path.is_symlink():
-        raise ExportError(f"{path} exists already", f"choose another name, or remove it: rm -r {path}")
+        raise _exists(path)
     parent = path.resolve().parent
     if not parent.is_dir():
-        raise ExportError(f"the folder {parent} does not exist", f"mkdir -p {parent}")
+        raise ExportError(f"the folder {parent} does not exist", f"mkdir -p {quote(str(parent))}")
     partial = parent / f".{path.name}.partial-{os.getpid()}"
     _sweep(parent, path.name, finished, partial)
     try:
@@ -247,14 +248,22 @@ def _whole_folder(path: Path, finished: Finished) -> Iterator[Path]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise ExportError(
                 f"no space left for the bundle in {parent}",
-                f"see `df -h {parent}`; free some, or name another disk with -o",
+                f"see `df -h {quote(str(parent))}`; free some, or name another disk with -o",
             ) from error
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR) and path.exists():
+            raise _exists(path) from error  # since this export began: another one was quicker
         raise ExportError(
             f"cannot write the bundle in {parent}: {error.strerror or error}",
-            f"see `ls -ld {parent}`, or name another folder with -o",
+            f"see `ls -ld {quote(str(parent))}`, or name another folder with -o",
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _exists(path: Path) -> ExportError:
+    return ExportError(
+        f"{path} exists already", f"choose another name, or remove it: rm -r {quote(str(path))}"
+    )
 
 
 def _sweep(parent: Path, name: str, finished: Finished, own: Path) -> None:

@@ -6,6 +6,7 @@ import errno
 import os
 from contextlib import suppress
 from pathlib import Path
+from shlex import quote
 
 from hexgraft.models.errors import HexgraftError
 
@@ -13,11 +14,18 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What a write fails with when there is no space left, or no more is allowed."""
 
 
+def check_free(path: Path) -> None:
+    """Raises HexgraftError if something stands at `path`."""
+    if path.exists() or path.is_symlink():
+        name = quote(str(path))
+        raise HexgraftError(f"{path} exists already", f"choose another name, or remove it: rm {name}")
+
+
 def write_whole(path: Path, data: bytes, *, replace: bool = False) -> None:
     """Write `data` to `path` by way of a neighbour. Raises HexgraftError when the file exists already and
     may not be replaced, or cannot be written; then nothing changed at `path`."""
-    if not replace and (path.exists() or path.is_symlink()):
-        raise HexgraftError(f"{path} exists already", f"choose another name, or remove it: rm {path}")
+    if not replace:
+        check_free(path)
     partial = path.parent / f".{path.name}.partial-{os.getpid()}"
     try:
         with partial.open("wb") as stream:
@@ -35,11 +43,12 @@ def write_whole(path: Path, data: bytes, *, replace: bool = False) -> None:
 def cannot_write(path: Path, error: OSError) -> HexgraftError:
     """What went wrong with writing `path`, in words."""
     parent = path.parent
+    folder = quote(str(parent))
     if error.errno in FULL:
         return HexgraftError(
-            f"no space left for {path}", f"see `df -h {parent}`; free some, or name another disk"
+            f"no space left for {path}", f"see `df -h {folder}`; free some, or name another disk"
         )
     if error.errno == errno.ENOENT:
-        return HexgraftError(f"the folder {parent} does not exist", f"mkdir -p {parent}")
+        return HexgraftError(f"the folder {parent} does not exist", f"mkdir -p {folder}")
     reason = error.strerror or str(error)
-    return HexgraftError(f"cannot write {path}: {reason}", f"see `ls -ld {parent}`, or name another folder")
+    return HexgraftError(f"cannot write {path}: {reason}", f"see `ls -ld {folder}`, or name another folder")

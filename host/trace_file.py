@@ -19,10 +19,17 @@ _DECODER = msgspec.json.Decoder(Header | TraceRound | End)
 
 
 class TraceWriter:
-    """Writes records to a file line by line, so that an interrupted run keeps its trace."""
+    """Writes records to a file line by line, so that an interrupted run keeps its trace.
+
+    A trace that stands at the name is replaced; any other file is refused with UsageError.
+    """
 
     def __init__(self, path: Path) -> None:
         try:
+            if path.is_file() and path.stat().st_size and not _is_trace(path):
+                raise UsageError(
+                    f"{path} exists already and is no trace", "choose another name for --trace, or remove it"
+                )
             self._file = path.open("wb")
         except OSError as error:
             raise UsageError(f"cannot write the trace {path}: {error.strerror}") from error
@@ -44,6 +51,13 @@ class TraceWriter:
 class _Version(msgspec.Struct):
     record: str
     format: int | None = None
+
+
+def _is_trace(path: Path) -> bool:
+    """Whether a file begins as every trace does."""
+    start = b'{"record":"header"'
+    with path.open("rb") as stream:
+        return stream.read(len(start)) == start
 
 
 def read_trace(path: Path) -> Trace:
@@ -124,7 +138,8 @@ def _fault(record: TraceRound, trace: Trace, committed: int) -> str | None:
         return "the emitted tokens are not those of the accepted nodes"
     if any(entries and len(entries) != len(path) for entries in (record.margins, record.judged)):
         return "margins or candidates differ in number from the accepted nodes"
-    if not _in([*record.tokens, *record.emitted], vocab):
+    judged = [token for each in record.judged for token in (each.token, *(i for i, _ in each.top))]
+    if not _in([*record.tokens, *record.emitted, *judged], vocab):
         return f"a token is outside the vocabulary of {vocab}"
     return None
 

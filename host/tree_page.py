@@ -191,8 +191,8 @@ def _figures(trace: Trace, stats: Stats) -> list[tuple[str, str, str]]:
         (_share(accepted, stats.tokens), "of the text drafted", "the rest is the target's own"),
         (_share(accepted, drafted), "of the drafts accepted", f"{accepted} of {drafted} nodes"),
     ]
-    if trace.end is not None and trace.end.stats.get("draft_passes"):
-        passes = int(trace.end.stats["draft_passes"])
+    passes = trace.end.stats.get("draft_passes") if trace.end is not None else None
+    if isinstance(passes, int) and passes:
         rows.append((f"{passes / max(1, stats.rounds):.1f}", "draft passes a round", f"{passes} in all"))
     else:
         rows.append((f"{100 * stats.host_share:.1f} %", "outside the target", "of the decode time"))

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from hexgraft.host.atomic_file import check_free
 from hexgraft.host.cli.console import print_json, say
 from hexgraft.host.cli.options import (
     open_checked,
@@ -19,7 +20,7 @@ from hexgraft.host.cli.options import (
 from hexgraft.host.prefix import bake as bake_prefix
 from hexgraft.host.prefix import system_tokens, write_prefix
 from hexgraft.host.text import TextCodec
-from hexgraft.models.errors import HexgraftError, UsageError
+from hexgraft.models.errors import UsageError
 
 
 @click.command()
@@ -42,8 +43,7 @@ def bake(bundle: Path, file: Path, output: Path, as_json: bool, **options: Any) 
       hexgraft bake smollm2 --system rules.txt -o rules.safetensors
       hexgraft run smollm2 --baked rules.safetensors -p "May I park here?"
     """
-    if output.exists():
-        raise HexgraftError(f"{output} exists already", f"choose another name, or remove it: rm {output}")
+    check_free(output)
     system = read_text(file, "system message").rstrip("\r\n")
     if not system:
         raise UsageError(f"the system message in {file} is empty", f"write one into {file}")

@@ -66,6 +66,24 @@ def test_what_stands_at_the_name_is_kept(checkpoint: Path, tmp_path: Path, kind:
     assert [file.name for file in tmp_path.iterdir()] == ["bundle"]
 
 
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_the_quicker_of_two_exports_stays(checkpoint: Path, tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "my bundle"
+
+    def report(step: Step) -> None:
+        if step.what == "checksums" and not path.exists():
+            if kind == "folder":
+                path.mkdir()
+                (path / "mine").touch()
+            else:
+                path.touch()
+
+    with pytest.raises(ExportError, match="exists already") as caught:
+        export_bundle(open_checkpoint(checkpoint), path, options=OPTIONS, report=report)
+    assert caught.value.hint == f"choose another name, or remove it: rm -r '{path}'"
+    assert [file.name for file in tmp_path.iterdir()] == ["my bundle"]
+
+
 def test_a_missing_parent_is_named(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="does not exist") as caught:
         export(checkpoint, tmp_path / "no" / "where")

@@ -235,5 +235,26 @@ def test_a_trace_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         TraceWriter(tmp_path / "no" / "run.jsonl")
 
 
+def test_a_candidate_outside_the_vocabulary_is_refused(run: Run, tmp_path: Path) -> None:
+    judged = json.loads(run.file.read_text().splitlines()[1])["judged"]
+    judged[0]["top"][-1][0] = 320
+    with pytest.raises(TraceError, match="a token is outside the vocabulary of 320"):
+        read_trace(edited(run, tmp_path / "damaged.jsonl", 1, judged=judged))
+
+
+def test_only_a_trace_is_written_over(run: Run, tmp_path: Path) -> None:
+    """A prompt's file given to --trace by mistake stays what it was."""
+    letter, trace, empty = tmp_path / "letter.txt", tmp_path / "old.jsonl", tmp_path / "empty"
+    letter.write_text("Dear sir")
+    with pytest.raises(UsageError, match="exists already and is no trace"):
+        TraceWriter(letter)
+    assert letter.read_text() == "Dear sir"
+    trace.write_bytes(run.file.read_bytes())
+    empty.touch()
+    for file in (trace, empty):
+        with TraceWriter(file):
+            assert file.read_bytes() == b""
+
+
 def test_an_unfinished_run_has_an_end_of_its_own(tmp_path: Path) -> None:
     assert Recorder(str).end(Stats(), "interrupted").finish == "interrupted"

@@ -153,6 +153,14 @@ def test_figures_are_those_of_the_run(trace: Trace) -> None:
     assert f"rank 0 {100 * rank.rate:.0f} % {rank.accepted} of {rank.tried}" in words
 
 
+def test_figures_an_edited_end_has_no_sense_in_are_left_out(trace: Trace) -> None:
+    assert trace.end is not None
+    end = msgspec.structs.replace(trace.end, stats={"draft_passes": [1.5]})
+    page = Page(render_page(Trace(trace.header, trace.rounds, end)))
+    assert "draft passes a round" in Page(render_page(trace)).words
+    assert "draft passes a round" not in page.words
+
+
 def test_cut_and_empty_traces_have_a_page(trace: Trace) -> None:
     assert "This trace was cut off" in Page(render_page(Trace(trace.header, trace.rounds[:2]))).words
     assert "The trace holds no round" in Page(render_page(Trace(trace.header))).words
