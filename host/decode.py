@@ -103,6 +103,8 @@ class Decoder:
         self._ends = ends
         self.tokens: list[int] = []
         self.committed = 0
+        self.finish: str | None = None
+        """Why the text ended, as soon as its last token is emitted."""
         self.stats = Stats()
         self._history = History()
 
@@ -127,6 +129,7 @@ class Decoder:
         self.committed = min(keep, len(prompt) - 1)
         self.stats = Stats(prompt_tokens=len(prompt), reused_tokens=self.committed)
         self._history = History(prompt)
+        self.finish = None
         start = time.perf_counter()
         if not self.committed:
             self.session.reset()
@@ -142,6 +145,20 @@ class Decoder:
             if progress:
                 progress(len(chunk))
         self.stats.spend("prefill", time.perf_counter() - start)
+
+    def resume(
+        self, session: Session, drafter: Drafter, progress: Callable[[int], None] | None = None
+    ) -> None:
+        """Go on with the same text on another session, after the first one was lost in a round.
+
+        All of the text is prefilled again. Tokens the lost round had emitted stay in the text; draws are
+        keyed by position, so that the next round goes on as that one would have.
+        """
+        stats, history = self.stats, self._history
+        self.session, self.drafter = session, drafter
+        self.begin(self.tokens, progress)
+        stats.spend("prefill", self.stats.seconds["prefill"])
+        self.stats, self._history = stats, history
 
     def adopt(self, tokens: Sequence[int]) -> None:
         """Before the first text: these tokens are in the session's cache already; `begin` may reuse them."""
@@ -218,6 +235,10 @@ class Decoder:
 
     def _emit(self, token: int) -> str | None:
         """Take an emitted token into the text; why the text ends with it, if it does."""
+        self.finish = self._take(token)
+        return self.finish
+
+    def _take(self, token: int) -> str | None:
         self.tokens.append(token)
         self.stats.tokens += 1
         ended = self._ends is not None and self._ends(token)

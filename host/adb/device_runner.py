@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import re
+import signal
+import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from hexgraft.host.adb.errors import Busy, CommandFailed, ConnectionLost, DeviceError
 from hexgraft.host.adb.phone import Phone
@@ -85,7 +87,9 @@ class DeviceRunner:
             self.stream.close()
             raise self._why_not_started(error) from error
         except BaseException:
-            self.stream.close()
+            with _deaf():
+                self.stream.close()
+                self._make_sure()
             raise
 
     def read(self, count: int, /) -> bytes:
@@ -127,7 +131,14 @@ class DeviceRunner:
         return f"{how}; it said: {last}" if last else how
 
     def close(self, patience: float = 1.0) -> None:
-        """End the runner: ask, hang up, kill by its number if it still runs. A lost link is no error here."""
+        """End the runner: ask, hang up, kill by its number if it still runs. A lost link is no error here.
+
+        Takes three times `patience` at most, during which Ctrl-C is not heard: it would leave the runner.
+        """
+        with _deaf():
+            self._end(patience)
+
+    def _end(self, patience: float) -> None:
         self.stream.settimeout(patience)
         try:
             with contextlib.suppress(DeviceError):
@@ -137,6 +148,10 @@ class DeviceRunner:
                 self.stream.finish(patience, "ending the runner")
         finally:
             self.stream.close()
+        self._make_sure()
+
+    def _make_sure(self) -> None:
+        """After the hang-up: a runner that did not heed it is killed by its number."""
         if self.stream.code is None and not self.stream.lost:
             with contextlib.suppress(DeviceError):
                 end_runner(self.phone, patience=0.5)
@@ -169,6 +184,19 @@ class DeviceRunner:
                 "push it again: hexgraft push",
             )
         return CommandFailed(f"the runner on {self.phone.name} did not start: {error.message}", error.hint)
+
+
+@contextlib.contextmanager
+def _deaf() -> Iterator[None]:
+    """Ignore Ctrl-C meanwhile, where this thread may say so."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def start_command(root: str, release: Release, stay_awake: bool) -> str:

@@ -100,6 +100,20 @@ def open_phone(serial: str | None = None, root: str = ROOT, *, patience: float =
     return phone
 
 
+def await_phone(serial: str | None = None, root: str = ROOT, *, seconds: float) -> Phone:
+    """`open_phone`, for a phone that is away and may come back, as after a lost link or a reboot."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            phone = open_phone(serial, root, patience=0)
+            phone.wait(0)
+            return phone
+        except (NoDevice, ConnectionLost):
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.3)
+
+
 def check_root(root: str) -> str:
     """A folder on the phone that may be ours: absolute, plain, and two levels deep at least."""
     parts = root.strip("/").split("/")

@@ -15,16 +15,18 @@ from hexgraft.host.stats import Stats
 from hexgraft.host.stop_strings import AnswerText
 from hexgraft.host.text import TextCodec
 from hexgraft.host.walk import TokenLogprob
+from hexgraft.models.errors import CONNECTION_LOST, HexgraftError
 
 
 @dataclass(slots=True)
 class Generation:
-    """`finish` is that of the last round, or "interrupted"."""
+    """`finish` is that of the last round, "interrupted", or "lost" with the error that ended it."""
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: str | None = None
+    lost: HexgraftError | None = None
 
 
 def generate(
@@ -34,10 +36,43 @@ def generate(
     show: Callable[[str], None] = lambda text: None,
     watch: Callable[[Round], None] = lambda current: None,
     interrupted: Callable[[], bool] = lambda: False,
+    recover: Callable[[HexgraftError], bool] = lambda error: False,
 ) -> Generation:
-    """Decode one answer. `show` is given its text piece by piece, `watch` every round."""
+    """Decode one answer. `show` is given its text piece by piece, `watch` every round.
+
+    When the place that runs the graphs is lost, what was emitted is kept. `recover` may then bring the
+    decoder to another place and answer True.
+    """
     generation = Generation()
+    start = len(decoder.tokens)
     show(answer.take())
+    while True:
+        try:
+            _rounds(decoder, answer, generation, show, watch, interrupted)
+        except HexgraftError as error:
+            if error.exit_code != CONNECTION_LOST:
+                raise
+            generation.tokens = decoder.tokens[start:]
+            show(answer.take())
+            generation.finish = decoder.finish
+            if generation.finish is None and recover(error):
+                continue
+            if generation.finish is None:
+                generation.finish, generation.lost = "lost", error
+        break
+    show(answer.finish())
+    generation.text = answer.text
+    return generation
+
+
+def _rounds(
+    decoder: Decoder,
+    answer: AnswerText,
+    generation: Generation,
+    show: Callable[[str], None],
+    watch: Callable[[Round], None],
+    interrupted: Callable[[], bool],
+) -> None:
     for current in decoder.rounds():
         generation.tokens += current.tokens
         generation.logprobs += current.logprobs
@@ -48,10 +83,7 @@ def generate(
         watch(current)
         if current.finish is None and interrupted():
             generation.finish = "interrupted"
-            break
-    show(answer.finish())
-    generation.text = answer.text
-    return generation
+            return
 
 
 def print_piece(text: str) -> None:

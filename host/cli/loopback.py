@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import FrameType
 
 import click
 
@@ -56,16 +59,23 @@ def loopback(
     """
     if not Path(shell).is_file():
         raise UsageError(f"--shell {shell} is not there", "use /bin/sh, or install mksh")
+    signal.signal(signal.SIGTERM, _interrupt)
     faults = Faults(rate=rate * 1e6 if rate else None, refuse=refuse, no_shell_v2=old)
     faults.drops.extend(round(megabytes * 1e6) for megabytes in drop)
     with LoopbackDevice(PHONES[phone], folder=folder, port=port, faults=faults, shell=shell) as device:
         device.set_space(space * 1_000_000 if space is not None else None)
         if command:
             return _run(device, command)
-        click.echo(device.serial)
-        say(f"connect to it: adb connect {device.serial}; Ctrl-C ends it")
-        signal.sigwait({signal.SIGINT, signal.SIGTERM})
+        with contextlib.suppress(KeyboardInterrupt):
+            click.echo(device.serial)
+            say(f"connect to it: adb connect {device.serial}; Ctrl-C ends it")
+            threading.Event().wait()
     return 0
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """SIGTERM ends the phone and what runs on it as Ctrl-C does."""
+    raise KeyboardInterrupt
 
 
 def _run(device: LoopbackDevice, command: tuple[str, ...]) -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
+from hexgraft.host.adb.phone import await_phone
 from hexgraft.host.cli.console import print_json, say, stderr, token_progress
 from hexgraft.host.cli.generation import Generation, generate, logprobs_json, print_piece, summary
 from hexgraft.host.cli.interrupt import interruptible
@@ -32,7 +34,7 @@ from hexgraft.host.decode import Decoder, Round
 from hexgraft.host.prefix import restore
 from hexgraft.host.stop_strings import AnswerText
 from hexgraft.host.text import TextCodec
-from hexgraft.models.errors import INTERRUPTED, UsageError
+from hexgraft.models.errors import INTERRUPTED, HexgraftError, UsageError
 
 
 @click.command()
@@ -50,6 +52,13 @@ from hexgraft.models.errors import INTERRUPTED, UsageError
 @session_options
 @verify_option
 @trace_option
+@click.option(
+    "--reconnect",
+    metavar="SECONDS",
+    type=click.IntRange(min=0),
+    default=0,
+    help="With --backend device: wait so long for a phone whose link was lost, and go on.",
+)
 @click.option("--show-tree", is_flag=True, help="Draw every round's tree on stderr.")
 @click.option(
     "--logprobs",
@@ -71,6 +80,8 @@ def run(bundle: Path, dash: str | None, prompt: str | None, file: Path | None, *
     as_json = options["as_json"]
     if options["logprobs"] is not None and not as_json:
         raise UsageError("--logprobs shows in --json only", "add --json")
+    if options["reconnect"] and options["trace"] is not None:
+        raise UsageError("--trace cannot record a run that --reconnect mends", "leave out one of them")
     text = read_prompt(prompt, file, dash)
     opened = open_checked(bundle, options["no_verify"])
     codec = TextCodec(opened)
@@ -80,12 +91,14 @@ def run(bundle: Path, dash: str | None, prompt: str | None, file: Path | None, *
     ids = _encode(codec, text, options)
     answer = answer_text(opened, codec, options)
     answer.begin(options["prefix"] or "")
-    decoder = open_decoder(opened, codec, answer, options | {"logprobs": candidates_wanted(options)})
+    wanted = options | {"logprobs": candidates_wanted(options)}
+    decoder = open_decoder(opened, codec, answer, dict(wanted))
     if prefix is not None:
         restore(decoder, prefix, ids)
     with Tracing(options["trace"], codec) as tracing:
         tracing.begin(opened, decoder, ids, options)
-        generation = _decode(decoder, answer, ids, options, tracing)
+        recover = _recovery(decoder, options, lambda: open_decoder(opened, codec, answer, dict(wanted)))
+        generation = _decode(decoder, answer, ids, options, tracing, recover)
     if as_json:
         result: dict[str, Any] = {
             "text": generation.text,
@@ -102,11 +115,41 @@ def run(bundle: Path, dash: str | None, prompt: str | None, file: Path | None, *
     else:
         click.echo()
         say(summary(decoder.stats, generation.finish))
+    if generation.lost is not None:
+        raise generation.lost
     return INTERRUPTED if generation.finish == "interrupted" else 0
 
 
+def _recovery(
+    decoder: Decoder, options: dict[str, Any], again: Callable[[], Decoder]
+) -> Callable[[HexgraftError], bool]:
+    """What --reconnect does about a lost phone: wait for it, and go on where the text stands."""
+
+    def recover(error: HexgraftError) -> bool:
+        seconds = options["reconnect"]
+        if not seconds or options["backend"] != "device":
+            return False
+        say(f"\n{error.message}; waiting up to {seconds} s for the phone")
+        try:
+            await_phone(options["serial"], seconds=seconds)
+            fresh = again()
+        except HexgraftError as failed:
+            say(f"it did not come back: {failed.message}")
+            return False
+        with token_progress("prefill", len(decoder.tokens) - 1) as advance:
+            decoder.resume(fresh.session, fresh.drafter, advance)
+        return True
+
+    return recover
+
+
 def _decode(
-    decoder: Decoder, answer: AnswerText, ids: list[int], options: dict[str, Any], tracing: Tracing
+    decoder: Decoder,
+    answer: AnswerText,
+    ids: list[int],
+    options: dict[str, Any],
+    tracing: Tracing,
+    recover: Callable[[HexgraftError], bool],
 ) -> Generation:
     with token_progress("prefill", len(ids) - 1) as advance:
         decoder.begin(ids, advance, reuse=True)
@@ -118,7 +161,9 @@ def _decode(
 
     with interruptible() as interrupted:
         show = (lambda text: None) if options["as_json"] else print_piece
-        generation = generate(decoder, answer, show=show, watch=watch, interrupted=interrupted)
+        generation = generate(
+            decoder, answer, show=show, watch=watch, interrupted=interrupted, recover=recover
+        )
     tracing.end(decoder, generation.finish)
     return generation
 

@@ -40,6 +40,12 @@ class Link:
         self.received = 0
         """Payload bytes that came from the host over all connections, up to where the link was cut."""
 
+    def cut_after(self, *counts: int) -> None:
+        """Cut the link after so many bytes from now, and again after each further count."""
+        with self._lock:
+            self._since_drop = 0
+            self._faults.drops.extend(counts)
+
     def carry(self, count: int, *, received: bool) -> bool:
         """Account for a payload of `count` bytes; True if the link is to be cut before it is delivered."""
         if self._faults.rate:
