@@ -221,6 +221,35 @@ def test_the_next_turn_prefills_only_what_is_new(
     assert again == decode(CpuSession(bundle), NoDraft(), other, DecodeOptions(30, 1))[0]
 
 
+@pytest.mark.parametrize("name", ["none", "lookup", "levels"])
+def test_a_text_the_cache_holds_whole_is_gone_on_with(
+    bundle: Bundle, drafters: Callable[[str, Sampling], Drafter], name: str
+) -> None:
+    """The root is computed again: nothing else has the logits of what follows it."""
+    drafter = NoDraft() if name == "none" else drafters(name, Sampling())
+    decoder = Decoder(CpuSession(bundle), drafter, DecodeOptions(20, 1 if name == "none" else 16))
+    decoder.begin(PROMPT)
+    first = [token for current in decoder.rounds() for token in current.tokens]
+    assert decoder.committed > len(PROMPT)
+    decoder.begin(PROMPT, reuse=True)
+    assert decoder.stats.reused_tokens == len(PROMPT) - 1
+    assert [token for current in decoder.rounds() for token in current.tokens] == first
+
+
+def test_a_tree_is_no_deeper_than_the_tokens_left(
+    bundle: Bundle, drafters: Callable[[str, Sampling], Drafter]
+) -> None:
+    decoder = Decoder(CpuSession(bundle), drafters("levels", Sampling()), DecodeOptions(12, 16))
+    decoder.begin(PROMPT)
+    left, depths = 12, []
+    for current in decoder.rounds():
+        assert current.tree.depth <= left - 1, "what the tokens left cannot take was drafted"
+        depths.append(left - 1 - current.tree.depth)
+        left -= len(current.tokens)
+    assert left == 0
+    assert 0 in depths, "the limit was never reached"
+
+
 def test_logits_that_are_not_finite_degrade_a_round_and_say_so(
     bundle: Bundle, drafters: Callable[[str, Sampling], Drafter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
