@@ -40,8 +40,10 @@ class ModelConfig:
     feed-forward give back. `activation` is "silu" or "gelu_tanh". `embedding_scale` multiplies embedded
     tokens, `residual_scale` what is added to the residual, `attention_scale` the scores (None: 1 over the
     root of head_dim), `logit_scale` the logits; a softcap c bounds scores or logits to c * tanh(x / c).
-    Layers in `nope_layers` rotate nothing. Rows of `local_layers` see only positions less than `window` back
-    and rotate by `local_rope` where that is given. Norm weights are as multiplied: readers add Gemma's 1.
+    Of heads whose first `rotated` dimensions alone turn, readers spread those over the head
+    (`models.partial_rope`); the others have the frequency 0. Layers in `nope_layers` rotate nothing. Rows of
+    `local_layers` see only positions less than `window` back and rotate by `local_rope` where that is given.
+    Norm weights are as multiplied: readers add Gemma's 1.
     """
 
     family: str
@@ -72,6 +74,7 @@ class ModelConfig:
     local_layers: tuple[int, ...] = ()
     window: int | None = None
     local_rope: Rope | None = None
+    rotated: int | None = None
     context_limit: str | None = None
 
     def __post_init__(self) -> None:

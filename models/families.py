@@ -41,7 +41,10 @@ FAMILIES = (
     Family("Qwen3 (dense)", ("qwen3",), ("qwen3",), "q/k norm; RoPE scaling yarn; sliding window"),
     Family("SmolLM3", ("smollm3",), ("smollm3",), "layers without RoPE"),
     Family(
-        "Phi-3", ("phi3",), ("phi3",), "fused matrices; sliding window; longrope up to its original context"
+        "Phi-3, Phi-3.5, Phi-4-mini",
+        ("phi3",),
+        ("phi3",),
+        "fused matrices; sliding window; part of a head rotated; longrope up to its original context",
     ),
     Family("Gemma", ("gemma",), ("gemma",), "GELU; norms of 1 + weight; scaled embedding"),
     Family(

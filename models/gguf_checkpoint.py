@@ -22,6 +22,7 @@ from hexgraft.models.gguf_names import gguf_sources
 from hexgraft.models.gguf_rope import FACTORS
 from hexgraft.models.gguf_tokenizer import tokenizer_from_gguf
 from hexgraft.models.hf_names import file_shapes
+from hexgraft.models.partial_rope import ROTATED, spread_heads
 
 _INTERLEAVED = ("llama", "granite", "smollm3")
 """Architectures whose q and k rows llama.cpp's converter interleaves."""
@@ -64,14 +65,16 @@ class GgufCheckpoint:
         source, shape = self._sources[name], self._shapes[name]
         tensor = self._file.tensors[source.tensor]
         part = name.rpartition(".")[2]
-        permuted = self.config.family in _INTERLEAVED and part in ("q", "k", "q_bias", "k_bias")
+        permuted = self.config.family in _INTERLEAVED and part in ROTATED
         if len(tensor.shape) == 1:
             block = self._dequantized(tensor, 0, 1)[0]
-            yield _rotate_half(block[:, None], self.config.head_dim)[:, 0] if permuted else block
+            block = _rotate_half(block[:, None], self.config.head_dim)[:, 0] if permuted else block
+            yield spread_heads(block, self.config) if part in ROTATED else block
             return
-        for start, stop in row_ranges(shape, self.config.head_dim if permuted else 1):
+        for start, stop in row_ranges(shape, self.config.head_dim if part in ROTATED else 1):
             block = self._dequantized(tensor, source.first + start, source.first + stop)
-            yield _rotate_half(block, self.config.head_dim) if permuted else block
+            block = _rotate_half(block, self.config.head_dim) if permuted else block
+            yield spread_heads(block, self.config) if part in ROTATED else block
 
     def _dequantized(self, tensor: GgufTensor, start: int, stop: int) -> NDArray[np.float32]:
         raw = self._file.rows(tensor, start, stop)

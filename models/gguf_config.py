@@ -59,6 +59,7 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
         rms_eps=fields.number(f"{family}.attention.layer_norm_rms_epsilon"),
         rope=rope.rope,
         local_rope=rope.local,
+        rotated=rope.rotated,
         tied="output.weight" not in file.tensors,
         qkv_bias=family == "qwen2" or "blk.0.attn_q.bias" in file.tensors,
         o_bias="blk.0.attn_output.bias" in file.tensors,

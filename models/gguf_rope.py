@@ -10,11 +10,13 @@ from hexgraft.models.config import Rope
 from hexgraft.models.errors import CheckpointError
 from hexgraft.models.gguf_file import GgufFile
 from hexgraft.models.json_file import Fields
+from hexgraft.models.partial_rope import padded_rope
 from hexgraft.models.rope_scaling import factored_rope, linear_rope, plain_rope, yarn_rope
 
 FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors of divisors of frequencies: Llama 3's scaling, and longrope's two sets."""
 
+PARTIAL = ("phi3", "qwen2")
 _SCALINGS = ("none", "linear", "yarn", "longrope")
 _GEMMA3_LOCAL_THETA = 10000.0
 
@@ -27,28 +29,32 @@ class GgufRope:
     local: Rope | None
     context: int
     limit: str | None
+    rotated: int | None
 
 
 def rope_from_gguf(file: GgufFile, fields: Fields, family: str, head_dim: int) -> GgufRope:
     """Read `rope.*` keys and factor tensors. Raises CheckpointError."""
     context = fields.integer(f"{family}.context_length")
     dim = fields.integer(f"{family}.rope.dimension_count", head_dim)
-    if dim != head_dim or dim % 2:
+    # llama.cpp's interleaved rows of a part of a head are not known here.
+    if dim > head_dim or dim % 2 or head_dim % 2 or (dim < head_dim and family not in PARTIAL):
         raise CheckpointError(
-            f"{file.path}: RoPE over {dim} of {head_dim} head dimensions is not supported",
-            "only full, even head dimensions are rotated so far",
+            f"{file.path}: RoPE over {dim} of {head_dim} head dimensions is not supported in {family}",
+            f"parts of a head may be rotated in {', '.join(PARTIAL)}",
         )
+    rotated = dim if dim < head_dim else None
     theta = fields.number(f"{family}.rope.freq_base", 10000.0)
     original = fields.integer(f"{family}.rope.scaling.original_context_length", context)
     if FACTORS[1] in file.tensors:
         scale = fields.number(f"{family}.rope.scaling.attn_factor", 1.0)
-        rope = factored_rope(dim, theta, _factors(file, FACTORS[1], dim), scale)
+        rope = padded_rope(factored_rope(dim, theta, _factors(file, FACTORS[1], dim), scale), head_dim)
         limit = f"RoPE scaling of type longrope is right up to its original context of {original} only"
-        return GgufRope(rope, None, min(context, original), limit if original < context else None)
+        return GgufRope(rope, None, min(context, original), limit if original < context else None, rotated)
     local = None
     if family == "gemma3":
         local = plain_rope(dim, fields.number("gemma3.rope.freq_base_swa", _GEMMA3_LOCAL_THETA))
-    return GgufRope(_resolve(file, fields, family, dim, theta, original), local, context, None)
+    rope = padded_rope(_resolve(file, fields, family, dim, theta, original), head_dim)
+    return GgufRope(rope, local, context, None, rotated)
 
 
 def _resolve(file: GgufFile, fields: Fields, family: str, dim: int, theta: float, original: int) -> Rope:

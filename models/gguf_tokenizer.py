@@ -17,18 +17,21 @@ _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _GPT2 = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 _BYTES = _GPT2 | {"use_regex": False}
 
 
+def _pattern(regex: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+
+
 def _split(digits: str) -> list[dict[str, Any]]:
-    pattern = {
-        "type": "Split",
-        "pattern": {"Regex": _WORDS % digits},
-        "behavior": "Isolated",
-        "invert": False,
-    }
-    return [pattern, _BYTES]
+    return [_pattern(_WORDS % digits), _BYTES]
 
 
 _DIGITS = {"type": "Digits", "individual_digits": True}
@@ -40,11 +43,12 @@ PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
     "qwen2": _split(r"\p{N}"),
     "deepseek-r1-qwen": _split(r"\p{N}"),
     "llama-bpe": _split(r"\p{N}{1,3}"),
+    "tekken": [_pattern(_TEKKEN), _BYTES],
 }
 """How text is cut before merging, by `tokenizer.ggml.pre`, as the models' own tokenizer.json do it."""
 
-_WHOLE_WORDS = {"llama-bpe"}
-_ADDS_BOS = {"llama-bpe"}
+_WHOLE_WORDS = {"llama-bpe", "tekken"}
+_ADDS_BOS = {"llama-bpe", "tekken"}
 _NFC = {"qwen2", "deepseek-r1-qwen"}
 _LONGEST_PIECE = 256
 _SPECIAL_IDS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from hexgraft.models.hf_names import Source, file_shapes, hf_sources, ignorable
 from hexgraft.models.hf_tensors import HfTensors, clip
 from hexgraft.models.hf_tokenizer import tokenizer_from_hf
 from hexgraft.models.json_file import read_json
+from hexgraft.models.partial_rope import ROTATED, spread_heads
 
 
 class HfCheckpoint:
@@ -59,21 +61,29 @@ class HfCheckpoint:
     def blocks(self, name: str) -> Iterator[NDArray[np.float32]]:
         """Row blocks of the tensor with the canonical name `name`, float32, of about BLOCK_BYTES each."""
         source, shape = self._sources[name], self._shapes[name]
-        if source.tensor in self._packed:
-            yield from self._packed_blocks(source, shape)
-            return
+        rotated = self.config.rotated is not None and name.rpartition(".")[2] in ROTATED
+        packed = source.tensor in self._packed
+        blocks = self._packed_blocks if packed else self._plain_blocks
+        for block in blocks(source, shape, self.config.head_dim if rotated else 1):
+            yield spread_heads(block, self.config) if rotated else block
+
+    def _plain_blocks(
+        self, source: Source, shape: tuple[int, ...], multiple: int
+    ) -> Iterator[NDArray[np.float32]]:
         shard, first = self.path / self._tensors.files[source.tensor], source.first
-        for start, stop in row_ranges(shape):
+        for start, stop in row_ranges(shape, multiple):
             rows = self._tensors.read(source.tensor, slice(first + start, first + stop))
             block = require_finite(_float32(rows), source.tensor, shard)
             yield block + np.float32(source.plus) if source.plus else block
 
-    def _packed_blocks(self, source: Source, shape: tuple[int, ...]) -> Iterator[NDArray[np.float32]]:
+    def _packed_blocks(
+        self, source: Source, shape: tuple[int, ...], multiple: int
+    ) -> Iterator[NDArray[np.float32]]:
         packing = self._packing
         assert packing is not None  # whatever is in _packed was checked against it
         base, tensors = source.tensor.removesuffix("weight"), self._tensors
         order = tensors.read(base + "g_idx", slice(None)) if base + "g_idx" in tensors.files else None
-        for start, stop in row_ranges(shape, packing.each):
+        for start, stop in row_ranges(shape, math.lcm(packing.each, multiple)):
             block = dequantised(
                 packing,
                 lambda suffix, *where: tensors.read(base + suffix, *where),

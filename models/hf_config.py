@@ -91,6 +91,7 @@ def config_from_hf(values: dict[str, Any], where: str = "config.json") -> ModelC
         rms_eps=fields.number("rms_norm_eps", 1e-6),
         rope=rope.rope,
         local_rope=rope.local,
+        rotated=rope.rotated,
         tied=fields.flag("tie_word_embeddings"),
         activation=_activation(fields, family),
         **_biases(fields, family),

@@ -78,8 +78,10 @@ def packing_from_hf(values: dict[str, Any], where: str) -> Packing | None:
         raise CheckpointError(f"{where}: AWQ of version {settings['version']} is not supported", "use gemm")
     size = settings.get("group_size", 128)
     group = 0 if size == -1 else fields.integer("group_size", 128)
-    second = fields.text("checkpoint_format", "gptq") == "gptq_v2"
-    return Packing(method, bits, group, 1 if method == "gptq" and not second else 0)
+    format = fields.text("checkpoint_format", "gptq")
+    if method == "gptq" and format not in ("gptq", "gptq_v2"):
+        raise CheckpointError(f"{where}: GPTQ in the layout {format} is not supported", "use gptq or gptq_v2")
+    return Packing(method, bits, group, 1 if method == "gptq" and format == "gptq" else 0)
 
 
 def dequantised(

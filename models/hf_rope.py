@@ -8,6 +8,7 @@ from typing import Any
 from hexgraft.models.config import Rope
 from hexgraft.models.errors import CheckpointError
 from hexgraft.models.json_file import Fields
+from hexgraft.models.partial_rope import padded_rope
 from hexgraft.models.rope_scaling import (
     factored_rope,
     linear_rope,
@@ -21,6 +22,8 @@ from hexgraft.models.rope_scaling import (
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _UP_TO_ORIGINAL = ("dynamic", "longrope")
 _THETA = 10000.0
+PARTIAL = ("llama", "phi3", "qwen2", "granite")
+"""Families of which only a part of each head may be rotated: those without norms of q and k."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,7 @@ class HfRope:
     local: Rope | None
     context: int
     limit: str | None
+    rotated: int | None
 
 
 def rope_from_hf(fields: Fields, family: str, head_dim: int, context: int) -> HfRope:
@@ -43,10 +47,10 @@ def rope_from_hf(fields: Fields, family: str, head_dim: int, context: int) -> Hf
     theta = settings.number("rope_theta", fields.number("rope_theta", _THETA))
     partial = settings.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
     dim = int(head_dim * partial)
-    if dim != head_dim or head_dim % 2:
+    if not 2 <= dim <= head_dim or dim % 2 or head_dim % 2 or (dim < head_dim and family not in PARTIAL):
         raise CheckpointError(
-            f"{fields.where}: RoPE over {dim} of {head_dim} head dimensions is not supported",
-            "only full, even head dimensions are rotated so far",
+            f"{fields.where}: RoPE over {dim} of {head_dim} head dimensions is not supported in {family}",
+            f"parts of a head may be rotated in {', '.join(PARTIAL)}",
         )
     kind = settings.text("rope_type", settings.text("type", "default"))
     if kind == "su" or (kind == "yarn" and family == "phi3"):
@@ -54,7 +58,8 @@ def rope_from_hf(fields: Fields, family: str, head_dim: int, context: int) -> Hf
     original = settings.integer("original_max_position_embeddings", _original(fields, context))
     if family == "phi3":
         original = fields.integer("original_max_position_embeddings", original)
-    rope = _resolve(settings, kind, dim, theta, context, original)
+    rope = padded_rope(_resolve(settings, kind, dim, theta, context, original), head_dim)
+    rotated = dim if dim < head_dim else None
     local = None
     if family == "gemma3_text":
         inner = _settings(fields, "sliding_attention")
@@ -62,9 +67,9 @@ def rope_from_hf(fields: Fields, family: str, head_dim: int, context: int) -> Hf
             raise CheckpointError(f"{fields.where}: RoPE scaling of the sliding layers is not supported")
         local = plain_rope(dim, inner.number("rope_theta", fields.number("rope_local_base_freq")))
     if kind not in _UP_TO_ORIGINAL or (kind == "dynamic" and original >= context):
-        return HfRope(rope, local, context, None)
+        return HfRope(rope, local, context, None, rotated)
     limit = f"RoPE scaling of type {kind} is right up to its original context of {original} positions only"
-    return HfRope(rope, local, min(context, original), limit if original < context else None)
+    return HfRope(rope, local, min(context, original), limit if original < context else None, rotated)
 
 
 def _settings(fields: Fields, layer_type: str | None) -> Fields:

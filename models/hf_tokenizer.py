@@ -32,6 +32,14 @@ def tokenizer_from_hf(
         )
     tokenizer_json = _unpadded(path)
     tokenizer = load_tokenizer(tokenizer_json, str(path))
+    beyond = [number for number in tokenizer.get_added_tokens_decoder() if number >= vocab]
+    if beyond:
+        tokenizer_json = _without(tokenizer_json, vocab)
+        tokenizer = load_tokenizer(tokenizer_json, str(path))
+        if notes is not None:
+            notes.append(
+                f"left out: {len(beyond)} special tokens of its tokenizer that the model has no row for"
+            )
     require_ids(tokenizer.get_vocab(with_added_tokens=True).values(), vocab, str(path))
     settings = _optional(folder / "tokenizer_config.json")
     special = _special(settings)
@@ -79,6 +87,17 @@ def _unpadded(path: Path) -> str:
     if not isinstance(value, dict) or not (value.get("truncation") or value.get("padding")):
         return text
     return json.dumps(value | {"truncation": None, "padding": None}, ensure_ascii=False)
+
+
+def _without(tokenizer_json: str, vocab: int) -> str:
+    """tokenizer.json without the added tokens beyond the embedding: families share one file among sizes."""
+    value = json.loads(tokenizer_json)
+    gone = {token["content"] for token in value["added_tokens"] if token["id"] >= vocab}
+    value["added_tokens"] = [token for token in value["added_tokens"] if token["id"] < vocab]
+    known = value["model"].get("vocab")
+    if isinstance(known, dict):
+        value["model"]["vocab"] = {token: number for token, number in known.items() if token not in gone}
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _optional(path: Path) -> dict[str, Any]:

@@ -51,6 +51,21 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-window": ("qwen3", {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1, 0]}),
     "phi3": ("phi3", {"sliding_window": 30}),
+    "phi4-mini": (
+        "phi3",
+        {
+            "head_dim": None,
+            "partial_rotary_factor": 0.75,
+            "original_max_position_embeddings": 200,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "partial_rotary_factor": 0.75,
+                "short_factor": [1.0, 1.2, 1.5, 2.0, 2.5, 3.0],
+                "long_factor": [4.0] * 6,
+            },
+        },
+    ),
     "phi3-longrope": (
         "phi3",
         {

@@ -107,7 +107,9 @@ def _keys(writer: Any, config: dict[str, Any], architecture: str) -> None:
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    for add in (writer.add_key_length, writer.add_value_length, writer.add_rope_dimension_count):
+    rotated = int(dim * config["rope_parameters"].get("partial_rotary_factor", 1.0))
+    writer.add_rope_dimension_count(rotated)
+    for add in (writer.add_key_length, writer.add_value_length):
         add(dim)
     _rope_keys(writer, config, dim)
     if config.get("sliding_window") is not None and config.get("use_sliding_window", True):

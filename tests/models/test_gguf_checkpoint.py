@@ -151,10 +151,13 @@ STRING, UINT, FLOAT = gguf.GGUFValueType.STRING, gguf.GGUFValueType.UINT32, gguf
         ({"llama.block_count": (40000000, UINT)}, "layers are more than"),
         ({"llama.feed_forward_length": (128, UINT)}, "has shape"),
         ({"llama.attention.head_count": ("x", STRING)}, "head_count is 'x'"),
-        ({"llama.rope.dimension_count": (8, UINT)}, "RoPE over 8 of 16"),
+        (
+            {"llama.rope.dimension_count": (8, UINT)},
+            "RoPE over 8 of 16 head dimensions is not supported in llama",
+        ),
         ({"general.alignment": (48, UINT)}, "not a power of two"),
         ({"tokenizer.ggml.model": ("t5", STRING)}, "tokenizer model t5 is not supported"),
-        ({"tokenizer.ggml.pre": ("tekken", STRING)}, "pre-tokenizer tekken is not supported"),
+        ({"tokenizer.ggml.pre": ("falcon", STRING)}, "pre-tokenizer falcon is not supported"),
         ({"tokenizer.ggml.eos_token_id": (320, UINT)}, "token id 320"),
     ],
 )

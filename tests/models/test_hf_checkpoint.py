@@ -132,7 +132,7 @@ def test_a_window_of_mistral_is_every_layers(tmp_path: Path) -> None:
         ({"rope_scaling": {"type": "longrope", "short_factor": [1] * 7}}, "not 8 positive numbers"),
         ({"rope_parameters": {"rope_type": "proportional"}}, "RoPE scaling of type proportional"),
         ({"rope_scaling": 8}, "rope_scaling is not an object"),
-        ({"partial_rotary_factor": 0.5}, "RoPE over 8 of 16"),
+        ({"partial_rotary_factor": 0.1}, "RoPE over 1 of 16"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantised by fp8"),
         (
             {"layer_types": ["full_attention", "sliding_attention"]},

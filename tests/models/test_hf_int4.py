@@ -100,6 +100,7 @@ def test_dequantised_matrices_are_exact(
     [
         ({"quant_method": "gptq", "bits": 3}, "gptq with 3 bits"),
         ({"quant_method": "awq", "version": "gemv"}, "AWQ of version gemv"),
+        ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "layout marlin"),
         ({"quant_method": "bitsandbytes"}, "quantised by bitsandbytes"),
         ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "group_size is 0"),
         ({"quant_method": "gptq", "bits": 4, "group_size": 16}, "config.json asks for"),

@@ -26,6 +26,11 @@ CL100K = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 PATTERNS = {
     "gpt-2": [GPT2],
     "smollm": [r"\p{N}|\P{N}+", GPT2],
@@ -33,6 +38,7 @@ PATTERNS = {
     "refact": [r"\p{N}|\P{N}+", GPT2],
     "qwen2": [CL100K.replace("DIGITS", r"\p{N}")],
     "deepseek-r1-qwen": [CL100K.replace("DIGITS", r"\p{N}")],
+    "tekken": [TEKKEN],
     "llama-bpe": [CL100K.replace("DIGITS", r"\p{N}{1,3}")],
 }
 NFC = ("qwen2", "deepseek-r1-qwen")
@@ -46,7 +52,7 @@ def reference(text: str, pre: str, tokens: dict[str, int], ranks: dict[tuple[str
     letters, out = byte_letters(), []
     for word in words:
         symbols = [letters[byte] for byte in word.encode()]
-        if pre == "llama-bpe" and "".join(symbols) in tokens:
+        if pre in ("llama-bpe", "tekken") and "".join(symbols) in tokens:
             symbols = ["".join(symbols)]
         while True:
             pairs = [
@@ -224,6 +230,21 @@ def test_special_tokens_may_be_objects(folder: Path) -> None:
         folder, "tokenizer_config.json", eos_token={"content": SPECIALS[0], "lstrip": False}, pad_token=None
     )
     assert read(folder).special == {"bos_token": SPECIALS[0], "eos_token": SPECIALS[0]}
+
+
+def test_special_tokens_without_a_row_are_left_out(folder: Path) -> None:
+    """As of the smallest Gemma 3, whose tokenizer is that of models with a token more."""
+    path = folder / "tokenizer.json"
+    value = json.loads(path.read_text())
+    value["added_tokens"].append({**value["added_tokens"][0], "id": 320, "content": "<image>"})
+    path.write_text(json.dumps(value))
+    checkpoint = open_checkpoint(folder)
+    assert max(plain(checkpoint.tokenizer).get_vocab().values()) == 319
+    assert checkpoint.notes == ["left out: 1 special tokens of its tokenizer that the model has no row for"]
+    value["model"]["vocab"]["other"] = 321
+    path.write_text(json.dumps(value))
+    with pytest.raises(CheckpointError, match="token id 321"):
+        open_checkpoint(folder)
 
 
 def test_truncation_of_the_training_does_not_cut_prompts(folder: Path) -> None:
