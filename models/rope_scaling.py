@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from hexgraft.models.config import Rope
 from hexgraft.models.errors import CheckpointError
 
+_MOST_DIMENSIONS = 4096
+
 
 def plain_rope(dim: int, theta: float) -> Rope:
     """Frequencies theta ** (-2i / dim) (Su et al., RoFormer, arXiv 2104.09864)."""
@@ -86,6 +88,8 @@ def longrope_scale(factor: float, original: int) -> float:
 
 
 def _base(dim: int, theta: float) -> NDArray[np.float64]:
+    if dim > _MOST_DIMENSIONS:
+        raise CheckpointError(f"RoPE over {dim} dimensions, more than the {_MOST_DIMENSIONS} hexgraft takes")
     if not 1 < theta < 1e12:
         raise CheckpointError(f"RoPE with a base of {theta:g}, expected more than 1 and less than 1e12")
     frequencies: NDArray[np.float64] = theta ** (-np.arange(0, dim, 2, dtype=np.float64) / dim)

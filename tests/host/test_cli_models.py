@@ -10,6 +10,7 @@ from tiny import write_tiny_hf
 
 from hexgraft.export.sizes import estimate
 from hexgraft.export.writer import ExportOptions, export_bundle
+from hexgraft.host.bundle import open_bundle
 from hexgraft.models.checkpoint import open_checkpoint
 from hexgraft.models.families import FAMILIES
 from hexgraft.models.gguf_config import GGUF_FAMILIES
@@ -60,6 +61,22 @@ def test_shows_a_checkpoint_and_its_notes(tmp_path: Path) -> None:
     assert "tiny-model" in result.stdout
     assert "w4a16" in result.stdout
     assert "note: target: config.json stops at 7" in result.stderr
+    exported = hexgraft("export", folder, "-o", tmp_path / "b", "--context", "64")
+    assert exported.stdout == f"{tmp_path / 'b'}\n"
+    assert "note: tiny-model: config.json stops at 7, generation_config.json at [0, 2]" in exported.stderr
+
+
+def test_sampling_settings_of_the_authors_reach_the_bundle(tmp_path: Path) -> None:
+    folder = write_tiny_hf(tmp_path / "m")
+    settings = {"eos_token_id": 2, "temperature": 0.6, "top_k": 20, "top_p": "x", "do_sample": True}
+    (folder / "generation_config.json").write_text(json.dumps(settings))
+    export_bundle(
+        open_checkpoint(folder), tmp_path / "b", options=ExportOptions((1,), 64), report=lambda step: None
+    )
+    tokenizer = open_bundle(tmp_path / "b").manifest.tokenizer
+    assert tokenizer.generation == {"temperature": 0.6, "top_k": 20.0}
+    (folder / "generation_config.json").write_text(json.dumps(settings | {"do_sample": False}))
+    assert open_checkpoint(folder).tokenizer.generation["temperature"] == 0.0
 
 
 def test_a_draft_that_does_not_fit(tmp_path: Path) -> None:

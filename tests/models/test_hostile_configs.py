@@ -20,7 +20,21 @@ from hexgraft.models.gguf_file import GgufFile
 from hexgraft.models.hf_config import config_from_hf
 from hexgraft.models.hf_int4 import packing_from_hf
 
-HOSTILE: list[Any] = [None, -1, 0, 1, 2, 7, 1 << 31, 10**40, 1e308, -1e308, float("nan"), float("inf")]
+HOSTILE: list[Any] = [
+    None,
+    -1,
+    0,
+    1,
+    2,
+    7,
+    2 * 10**9,
+    1 << 31,
+    10**40,
+    1e308,
+    -1e308,
+    float("nan"),
+    float("inf"),
+]
 HOSTILE += [
     "",
     "x",
