@@ -1,43 +1,61 @@
-"""The list of commands, in the order the help shows them."""
+"""The commands by name; each is loaded from the file of its name when it is asked for, so that none waits for
+the libraries of another."""
 
 from __future__ import annotations
 
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+
 import click
 
-from hexgraft.host.cli.bake import bake
-from hexgraft.host.cli.chat import chat
-from hexgraft.host.cli.clean import clean
-from hexgraft.host.cli.compare import compare
-from hexgraft.host.cli.demo import demo
-from hexgraft.host.cli.device import device
-from hexgraft.host.cli.devices import devices
-from hexgraft.host.cli.doctor import doctor
-from hexgraft.host.cli.export import export
-from hexgraft.host.cli.fetch import fetch
-from hexgraft.host.cli.inspect import inspect
-from hexgraft.host.cli.lab import lab
-from hexgraft.host.cli.models import models
-from hexgraft.host.cli.push import push
-from hexgraft.host.cli.replay import replay
-from hexgraft.host.cli.run import run
-from hexgraft.host.cli.tree import tree
-
-COMMANDS: tuple[click.Command, ...] = (
-    demo,
-    fetch,
-    models,
-    export,
-    inspect,
-    run,
-    tree,
-    compare,
-    replay,
-    chat,
-    bake,
-    lab,
-    push,
-    devices,
-    doctor,
-    clean,
-    device,
+COMMANDS = (
+    "bake",
+    "chat",
+    "clean",
+    "compare",
+    "demo",
+    "device",
+    "devices",
+    "doctor",
+    "export",
+    "fetch",
+    "inspect",
+    "lab",
+    "models",
+    "push",
+    "replay",
+    "run",
+    "tree",
 )
+
+
+class Commands(click.Group):
+    """A group whose commands are `hexgraft.host.cli.NAME`, each an attribute NAME of its module."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        with _ended_by_interrupts():
+            command: click.Command = getattr(import_module(f"hexgraft.host.cli.{cmd_name}"), cmd_name)
+        return command
+
+
+@contextmanager
+def _ended_by_interrupts() -> Iterator[None]:
+    """Let Ctrl-C end the process at once, as a shell expects: raised in the middle of an import it comes out
+    as any error at all, with a traceback."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

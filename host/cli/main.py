@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from hexgraft.host.cli.commands import COMMANDS
+from hexgraft.host.cli.commands import Commands
 from hexgraft.host.cli.console import say_error
 from hexgraft.models.errors import FAILED, INTERRUPTED, HexgraftError
 
@@ -21,7 +21,7 @@ _HINTS = {
 }
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="hexgraft", prog_name="hexgraft")
 def cli() -> None:
     """Export language models to static graphs with tree-mask inputs and decode with token trees.
@@ -29,10 +29,6 @@ def cli() -> None:
     The same graphs, the same slots, the same tokens: on this machine's CPU, on the Hexagon NPU's emulator
     and on a phone. Start with `hexgraft demo`.
     """
-
-
-for command in COMMANDS:
-    cli.add_command(command)
 
 
 def main(arguments: list[str] | None = None) -> None:
