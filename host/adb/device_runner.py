@@ -8,6 +8,7 @@ to be free and then restores the phone's settings, whether or not a host is left
 from __future__ import annotations
 
 import contextlib
+import copy
 import re
 import signal
 import threading
@@ -23,6 +24,7 @@ from hexgraft.host.adb.vendor_errors import diagnose
 from hexgraft.host.local_runner import RUNNER
 from hexgraft.host.runner_connection import RunnerConnection
 from hexgraft.host.wire import RunnerLost
+from hexgraft.models.errors import HexgraftError
 
 SILENCE = 600.0
 """Seconds without a byte after which a link counts as lost; loading a large model takes minutes."""
@@ -129,6 +131,17 @@ class DeviceRunner:
         how = f"killed by signal {code - 128}" if code > 128 else f"exit status {code}"
         last = next((line for line in reversed(self._lines) if line.strip()), "")
         return f"{how}; it said: {last}" if last else how
+
+    def decoded(self, error: HexgraftError) -> HexgraftError:
+        """The same error with the cause, where what the vendor's libraries said gives it away."""
+        self.stream.poll()
+        known = diagnose("\n".join((*self._lines, error.message)))
+        if known is None or known.cause in error.message:
+            return error
+        told = copy.copy(error)
+        told.message, told.hint = f"{error.message}: {known.cause}", known.hint
+        told.args = (told.message,)
+        return told
 
     def close(self, patience: float = 1.0) -> None:
         """End the runner: ask, hang up, kill by its number if it still runs. A lost link is no error here.

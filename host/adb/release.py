@@ -29,6 +29,11 @@ class Release:
     folder: Folder
     qnn: bool
 
+    @property
+    def libraries(self) -> dict[str, Path]:
+        """The vendor's libraries in it, where they lie here."""
+        return {name: p.source for name, p in self.folder.pieces.items() if name.startswith("libQnn")}
+
 
 def find_release(target: str, *, qnn: bool, arch: int | None = None) -> Release:
     """The release for a phone's kind of system. With `qnn` the vendor's libraries are in it, of all Hexagon
@@ -91,6 +96,8 @@ def _qnn(target: str, arch: int | None) -> Iterator[Path]:
             f"gather all of one release: hexgraft device sdk --target {target}",
         )
     yield from (folder / name for name in (PLUGIN, *_NEEDED))
+    # A Python wheel keeps libraries of its own, the C++ runtime among them, in a folder beside the package.
+    yield from sorted(folder.parent.glob(f"{folder.name}.libs/*.so*"))
     for file in sorted(folder.glob("libQnnHtpV*.so")):
         match = _STUBS.fullmatch(file.name)
         if match and arch in (None, int(match[1])):

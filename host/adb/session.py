@@ -7,23 +7,26 @@ import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from hexgraft.host.adb.device_runner import DeviceRunner
 from hexgraft.host.adb.errors import DeviceError, Unfit
-from hexgraft.host.adb.facts import gather
+from hexgraft.host.adb.facts import PhoneFacts, gather
+from hexgraft.host.adb.fit import bundle_folder, check_release, choose_chip, graphs_for
 from hexgraft.host.adb.phone import ROOT, Phone, open_phone
 from hexgraft.host.adb.push import Progress, Pushed, Pusher
 from hexgraft.host.adb.release import Release, find_release
-from hexgraft.host.adb.store import Folder, Piece
+from hexgraft.host.adb.store import Folder
 from hexgraft.host.bundle import Bundle
-from hexgraft.host.manifest import MANIFEST
+from hexgraft.host.runner_connection import Operation
 from hexgraft.host.runner_session import RunnerSession
-from hexgraft.models.errors import UsageError
+from hexgraft.host.wire import RunnerError
+from hexgraft.models.errors import BundleError, UsageError
 
 PROVIDERS = ("cpu", "htp")
 
 
-def _nothing(*said: object) -> None:
+def _nothing(*said: Any) -> None:
     """Where nobody wants to know."""
 
 
@@ -31,7 +34,8 @@ def _nothing(*said: object) -> None:
 class DeviceOptions:
     """Which phone, which folder on it, what computes there, and whether its screen stays on meanwhile.
 
-    `progress` is told of files being pushed, `note` of every line the runner logs.
+    `progress` is told of files being pushed, `note` of every line the runner logs. `soc_model` gives the
+    number by which QAIRT knows a phone's chip, where the caller has a table of chips.
     """
 
     serial: str | None = None
@@ -40,6 +44,7 @@ class DeviceOptions:
     stay_awake: bool = True
     progress: Progress = field(default=_nothing, compare=False)
     note: Callable[[str], None] = field(default=_nothing, compare=False)
+    soc_model: Callable[[PhoneFacts], int | None] = field(default=_nothing, compare=False)
 
     @classmethod
     def from_environment(cls, provider: str = "cpu") -> DeviceOptions:
@@ -61,24 +66,30 @@ class DevicePlace:
         self.bundle = bundle
         self.options = options
         self.phone: Phone = open_phone(options.serial, options.root)
-        self.release: Release = self._release()
+        facts = gather(self.phone)
+        graphs = graphs_for(bundle, facts.target, options.provider)
+        self.soc = self._check(facts) if graphs == "htp" else None
+        """The chip whose build is used, None where there is no choice."""
+        self.release: Release = find_release(facts.target, qnn=options.provider == "htp")
+        check_release(bundle, graphs, self.release.libraries)
+        self.folder: Folder = bundle_folder(bundle, graphs)
         self._runner: DeviceRunner | None = None
         self.users = 0
         """Sessions that use the runner."""
 
-    def _release(self) -> Release:
-        facts = gather(self.phone)
-        if self.options.provider == "htp" and facts.target.startswith("android") and not facts.nodes:
+    def _check(self, facts: PhoneFacts) -> str:
+        """The chip to run on the NPU with; raises Unfit before anything moves."""
+        if not facts.nodes:
             raise Unfit(
                 f"{self.phone.name} ({facts.soc or 'unknown chip'}) has no Hexagon NPU that adb may reach",
                 "use --provider cpu",
             )
-        return find_release(facts.target, qnn=self.options.provider == "htp")
+        return choose_chip(self.bundle, facts, self.options.soc_model(facts))
 
     def push(self) -> Pushed:
         """Put on the phone what it lacks."""
         pusher = Pusher(self.phone, self.options.progress)
-        pusher.push(bundle_folder(self.bundle))
+        pusher.push(self.folder)
         return pusher.push(self.release.folder)
 
     @property
@@ -104,17 +115,6 @@ class DevicePlace:
             runner.close()
 
 
-def bundle_folder(bundle: Bundle) -> Folder:
-    """A bundle's files as a folder for the phone; the manifest is one of them."""
-    manifest = bundle.file(MANIFEST)
-    pieces = {
-        name: Piece(bundle.file(name), entry.size, entry.sha256)
-        for name, entry in bundle.manifest.files.items()
-    }
-    pieces[MANIFEST] = Piece(manifest, manifest.stat().st_size, bundle.digest)
-    return Folder("bundles", bundle.digest, pieces)
-
-
 class DeviceSession(RunnerSession):
     """A model on a phone. Closing the last session of a place ends its runner."""
 
@@ -128,18 +128,30 @@ class DeviceSession(RunnerSession):
         threads: int = 0,
     ) -> None:
         provider = place.options.provider
-        super().__init__(
-            place.runner.connection,
-            bundle_folder(place.bundle).name,
-            role,
-            provider=provider,
-            widths=widths,
-            whole=whole,
-            threads=threads,
-        )
+        self._runner = place.runner
+        try:
+            super().__init__(
+                self._runner.connection,
+                place.folder.name,
+                role,
+                provider=provider,
+                widths=widths,
+                whole=whole,
+                threads=threads,
+                soc=place.soc,
+            )
+        except (BundleError, RunnerError) as error:
+            raise self._runner.decoded(error) from error
         self.spec = replace(self.spec, provider="device" if provider == "cpu" else f"device-{provider}")
         self._place: DevicePlace | None = place
         place.users += 1
+
+    def send(self, operations: list[Operation], optional: int = 0) -> list[dict[str, Any]]:
+        """As a runner's session; what the vendor's libraries failed with is told in words."""
+        try:
+            return super().send(operations, optional)
+        except (BundleError, RunnerError) as error:
+            raise self._runner.decoded(error) from error
 
     def close(self) -> None:
         place, self._place = self._place, None

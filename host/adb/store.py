@@ -1,8 +1,8 @@
 """Folders of files on a phone, named by their content: what is there, what is missing, what may go.
 
-A folder is whole once its `.complete` says what its files looked like right after their sha256 was checked;
-a file that changed since then has another size, time, inode or mode, and is checked again. `.sha256` beside
-it lets another folder take files it has in common instead of receiving them once more.
+A folder is whole once its `.complete-PART` says what its files looked like right after their sha256 was
+checked; a file that changed since then has another size, time, inode or mode, and is checked again.
+`.sha256-PART` lets another folder take files it has in common instead of receiving them once more.
 """
 
 from __future__ import annotations
@@ -35,11 +35,15 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """One of our folders: `kind` is one of KINDS, `digest` the sha256 that names it, `pieces` its files."""
+    """One of our folders: `kind` is one of KINDS, `digest` the sha256 that names it, `pieces` its files.
+
+    `part` names a choice of its files, each of which is whole or not by itself.
+    """
 
     kind: str
     digest: str
     pieces: Mapping[str, Piece]
+    part: str = "all"
 
     @property
     def name(self) -> str:
@@ -73,8 +77,8 @@ class Store:
     def is_whole(self, folder: Folder) -> bool:
         """Whether everything is there as it was when it was checked. Costs one short command."""
         done = self.phone.run(
-            f"cd {quote(self.path(folder))} 2>/dev/null && [ -s .complete ] && "
-            f'[ "$({_look(folder.pieces)})" = "$(cat .complete)" ] && echo whole',
+            f"cd {quote(self.path(folder))} 2>/dev/null && [ -s .complete-{folder.part} ] && "
+            f'[ "$({_look(folder.pieces)})" = "$(cat .complete-{folder.part})" ] && echo whole',
             "looking for files",
         )
         return done.stdout.strip() == "whole"
@@ -108,9 +112,9 @@ class Store:
             piece = folder.pieces[name]
             target = quote(f"{folder.name}/{name}")
             lines.append(
-                f"l=$(grep -h -l ^{piece.sha256} */*/.sha256 2>/dev/null | head -n 1); "
+                f"l=$(grep -h -l ^{piece.sha256} */*/.sha256-* 2>/dev/null | head -n 1); "
                 f'if [ -n "$l" ]; then n=$(grep ^{piece.sha256} "$l" | head -n 1); n=${{n#*  }}; '
-                f'f="${{l%/.sha256}}/$n"; [ "$f" -ef {target} ] || '
+                f'f="${{l%/.sha256-*}}/$n"; [ "$f" -ef {target} ] || '
                 f'{{ ln -f "$f" {target} 2>/dev/null || cp -f "$f" {target}; }} && echo {quote(name)}; fi'
             )
         done = self.phone.run("\n".join([*lines, "true"]), "copying files the phone has", HASH_TIMEOUT)
@@ -123,7 +127,7 @@ class Store:
         )
         words = " ".join(quote(place) for place in places)
         self.phone.run(
-            f"umask 022; mkdir -p {words} && rm -f {quote(self.path(folder, '.complete'))}",
+            f"umask 022; mkdir -p {words} && rm -f {quote(self.path(folder, '.complete-' + folder.part))}",
             "making folders",
         ).check(f"making {self.path(folder)}")
 
@@ -140,14 +144,17 @@ class Store:
                 )
         hashes = "".join(f"{piece.sha256}  {name}\n" for name, piece in folder.pieces.items())
         self.phone.run(
-            f"{enter}printf %s {quote(hashes)} > .sha256 && {_look(folder.pieces)} > .complete", "finishing"
+            f"{enter}printf %s {quote(hashes)} > .sha256-{folder.part} "
+            f"&& {_look(folder.pieces)} > .complete-{folder.part}",
+            "finishing",
         ).check(f"finishing {self.path(folder)}")
 
     def present(self) -> list[Present]:
         """Every folder of ours on the phone."""
         done = self.phone.run(
             f"cd {quote(self.phone.root)} 2>/dev/null || exit 0\n"
-            "for d in bundles/* runners/*; do [ -d $d ] || continue; w=part; [ -f $d/.complete ] && w=whole; "
+            "for d in bundles/* runners/*; do [ -d $d ] || continue\n"
+            "w=part; for c in $d/.complete-*; do [ -f $c ] && w=whole; done\n"
             'set -- $(du -sk "$d"); echo "$1 $w $d"; done; true',
             "listing folders",
         )

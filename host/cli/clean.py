@@ -8,9 +8,9 @@ import click
 
 from hexgraft.host.adb.device_runner import running
 from hexgraft.host.adb.errors import Busy
+from hexgraft.host.adb.fit import bundle_folder
 from hexgraft.host.adb.phone import open_phone
 from hexgraft.host.adb.push import megabytes
-from hexgraft.host.adb.session import bundle_folder
 from hexgraft.host.adb.store import Store
 from hexgraft.host.bundle import open_bundle
 from hexgraft.host.cli.console import print_json, say
@@ -29,7 +29,7 @@ def clean(serial: str | None, root: str, keep: tuple[Path, ...], dry_run: bool, 
 
     Nothing outside our folder is touched. With --keep the runners stay too.
     """
-    kept = {bundle_folder(open_bundle(path)).name for path in keep}
+    kept = {bundle_folder(open_bundle(path), "cpu").name for path in keep}
     phone = open_phone(serial, root)
     store = Store(phone)
     present = store.present()

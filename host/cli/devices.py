@@ -8,7 +8,6 @@ import click
 import msgspec
 from rich.table import Table
 
-from hexgraft.export.htp.soc import find_soc
 from hexgraft.host.adb.choice import advice
 from hexgraft.host.adb.errors import DeviceError
 from hexgraft.host.adb.facts import PhoneFacts, gather
@@ -16,8 +15,8 @@ from hexgraft.host.adb.phone import Phone
 from hexgraft.host.adb.push import megabytes
 from hexgraft.host.adb.server import Listed, Server
 from hexgraft.host.cli.console import print_json, say, stdout
-from hexgraft.host.cli.phone_options import phone_options
-from hexgraft.models.errors import NO_DEVICE, UsageError
+from hexgraft.host.cli.phone_options import chip, phone_options
+from hexgraft.models.errors import NO_DEVICE
 
 
 @click.command()
@@ -49,16 +48,6 @@ def _facts(server: Server, entry: Listed, root: str) -> PhoneFacts | None:
     except DeviceError as error:
         say(f"warning: {error.message}")
         return None
-
-
-def chip(facts: PhoneFacts) -> str | None:
-    """The chip and its Hexagon version as messages name it, None if the table does not have it."""
-    for name in (facts.soc, facts.board):
-        try:
-            return find_soc(name).title
-        except UsageError:
-            continue
-    return None
 
 
 def _as_dict(entry: Listed, facts: PhoneFacts | None) -> dict[str, Any]:

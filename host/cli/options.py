@@ -14,6 +14,7 @@ from hexgraft.host.adb.session import PROVIDERS, DeviceOptions
 from hexgraft.host.backends import BACKENDS, open_session, parse_width_option
 from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.cli.console import bytes_progress
+from hexgraft.host.cli.phone_options import soc_model
 from hexgraft.host.decode import DecodeOptions, Decoder
 from hexgraft.host.drafters.base import Drafter
 from hexgraft.host.drafters.knobs import TableKnobs, parse_knobs
@@ -176,6 +177,7 @@ def open_role(bundle: Bundle, role: str, options: dict[str, Any]) -> Session:
             serial=options["serial"],
             stay_awake=not options["no_stay_awake"],
             progress=pushing,
+            soc_model=soc_model,
         )
         return open_session(
             bundle,

@@ -1,4 +1,4 @@
-"""Options of the commands that use a phone."""
+"""Options of the commands that use a phone, and the table of chips they look it up in."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import Any
 
 import click
 
+from hexgraft.export.htp.soc import Soc, find_soc
+from hexgraft.host.adb.facts import PhoneFacts
 from hexgraft.host.adb.phone import ROOT
+from hexgraft.models.errors import UsageError
 
 Command = Callable[..., Any]
 
@@ -27,3 +30,24 @@ def phone_options(command: Command) -> Command:
         envvar="ANDROID_SERIAL",
         help="Which phone. Default: $ANDROID_SERIAL, or the only one.",
     )(command)
+
+
+def _soc(facts: PhoneFacts) -> Soc | None:
+    for name in filter(None, (facts.soc, facts.board)):
+        try:
+            return find_soc(name)
+        except UsageError:
+            continue
+    return None
+
+
+def chip(facts: PhoneFacts) -> str | None:
+    """The chip and its Hexagon version as messages name it, None if the table does not have it."""
+    found = _soc(facts)
+    return found.title if found else None
+
+
+def soc_model(facts: PhoneFacts) -> int | None:
+    """The number QAIRT knows the chip by, None if the table does not have it."""
+    found = _soc(facts)
+    return found.soc_model if found else None

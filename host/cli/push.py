@@ -7,10 +7,10 @@ from pathlib import Path
 import click
 
 from hexgraft.host.adb.push import megabytes
-from hexgraft.host.adb.session import PROVIDERS, DeviceOptions, DevicePlace, bundle_folder
+from hexgraft.host.adb.session import PROVIDERS, DeviceOptions, DevicePlace
 from hexgraft.host.bundle import open_bundle
 from hexgraft.host.cli.console import bytes_progress, print_json, say
-from hexgraft.host.cli.phone_options import phone_options
+from hexgraft.host.cli.phone_options import phone_options, soc_model
 
 
 @click.command()
@@ -32,9 +32,11 @@ def push(bundle: Path, serial: str | None, root: str, provider: str, as_json: bo
     """
     opened = open_bundle(bundle)
     with bytes_progress() as update:
-        place = DevicePlace(opened, DeviceOptions(serial, root, provider, progress=update))
+        place = DevicePlace(
+            opened, DeviceOptions(serial, root, provider, progress=update, soc_model=soc_model)
+        )
         done = place.push()
-    path = f"{place.phone.root}/{bundle_folder(opened).name}"
+    path = f"{place.phone.root}/{place.folder.name}"
     if as_json:
         print_json(
             {

@@ -287,7 +287,7 @@ def test_listing_and_removing(phone: Phone, device: LoopbackDevice, folder: Fold
     other = folder_of({"x": piece(tmp_path / "x", bytes(100_000))}, "runners")
     for each in (folder, other):
         Pusher(phone).push(each)
-    phone.run(f"rm {store.path(other, '.complete')}")
+    phone.run(f"rm {store.path(other, '.complete-all')}")
     found = {f"{p.kind}/{p.name}": p for p in store.present()}
     assert set(found) == {folder.name, other.name}
     assert found[folder.name].whole
