@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from hexgraft.host.drafters.base import Drafter, Limits, NoDraft
 from hexgraft.host.logits import NotFinite
 from hexgraft.host.sampling import History, Sampling
-from hexgraft.host.session import Session, causal, tree_visibility
+from hexgraft.host.session import Session, prefill, tree_visibility
 from hexgraft.host.stats import Stats
 from hexgraft.host.tree import TokenTree, single
 from hexgraft.host.verify import Match, Verifier
@@ -124,7 +124,7 @@ class Decoder:
                 f"the prompt has {len(prompt)} tokens, the context holds {capacity}",
                 "shorten the prompt, or export with a larger --context",
             )
-        keep = _common(prompt, self.tokens[: self.committed]) if reuse else 0
+        keep = common_length(prompt, self.tokens[: self.committed]) if reuse else 0
         self.tokens = list(prompt)
         self.committed = min(keep, len(prompt) - 1)
         self.stats = Stats(prompt_tokens=len(prompt), reused_tokens=self.committed)
@@ -135,15 +135,10 @@ class Decoder:
             self.session.reset()
         # Before the target: if `progress` raises, both caches still hold beginnings of the same text.
         self.drafter.begin(self.tokens, self.committed)
-        end, width = len(prompt) - 1, self.session.spec.max_width
-        while self.committed < end:
-            chunk = prompt[self.committed : min(end, self.committed + width)]
-            places = range(self.committed, self.committed + len(chunk))
-            self.session.forward(chunk, places, causal(self.committed, len(chunk)))
-            self.session.store(range(len(chunk)), places)
-            self.committed += len(chunk)
+        for filled in prefill(self.session, prompt, self.committed, len(prompt) - 1):
+            fresh, self.committed = filled - self.committed, filled
             if progress:
-                progress(len(chunk))
+                progress(fresh)
         self.stats.spend("prefill", time.perf_counter() - start)
 
     def resume(
@@ -252,7 +247,7 @@ class Decoder:
         return "length" if len(self.tokens) > self.session.spec.capacity else None
 
 
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
+def common_length(a: Sequence[int], b: Sequence[int]) -> int:
     """How many leading tokens two texts share."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 

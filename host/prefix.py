@@ -13,8 +13,8 @@ from safetensors.numpy import save
 
 from hexgraft.host.atomic_file import write_whole
 from hexgraft.host.bundle import Bundle
-from hexgraft.host.decode import Decoder
-from hexgraft.host.session import CacheRows, Floats, Ints, Session, causal
+from hexgraft.host.decode import Decoder, common_length
+from hexgraft.host.session import CacheRows, Floats, Ints, Session, prefill
 from hexgraft.host.text import TextCodec
 from hexgraft.models.errors import DecodeError, HexgraftError
 
@@ -62,7 +62,7 @@ def system_tokens(codec: TextCodec, system: str) -> list[int]:
         tokens = codec.encode_chat(
             [{"role": "system", "content": system}, {"role": "user", "content": probe}]
         )
-        shared = tokens if shared is None else shared[: _common(shared, tokens)]
+        shared = tokens if shared is None else shared[: common_length(shared, tokens)]
     if not shared:
         raise DecodeError(
             "the model's chat template begins differently with every message: nothing can be baked"
@@ -72,18 +72,15 @@ def system_tokens(codec: TextCodec, system: str) -> list[int]:
 
 def bake(session: Session, tokens: Sequence[int], system: str, place: Place) -> Prefix:
     """Prefill `tokens` and keep their cache rows."""
-    capacity, width = session.spec.capacity, session.spec.max_width
+    capacity = session.spec.capacity
     if len(tokens) >= capacity:
         raise DecodeError(
             f"the system message has {len(tokens)} tokens and the context holds {capacity}: no room is left",
             "shorten it, or export with a larger --context",
         )
     session.reset()
-    for start in range(0, len(tokens), width):
-        chunk = tokens[start : start + width]
-        places = range(start, start + len(chunk))
-        session.forward(chunk, places, causal(start, len(chunk)))
-        session.store(range(len(chunk)), places)
+    for _ in prefill(session, tokens, 0, len(tokens)):
+        pass
     return Prefix(tuple(tokens), session.save(len(tokens)), system, place)
 
 
@@ -130,7 +127,7 @@ def restore(decoder: Decoder, prefix: Prefix, prompt: Sequence[int]) -> None:
 
     Raises DecodeError unless the prompt begins with the prefix.
     """
-    same = _common(prefix.tokens, prompt)
+    same = common_length(prefix.tokens, prompt)
     if same < len(prefix.tokens):
         raise DecodeError(
             f"the prompt does not begin with the baked prefix: they part at its token {same}",
@@ -179,7 +176,3 @@ def _check_tensors(path: Path, bundle: Bundle, tokens: Ints, keys: Floats, value
         raise HexgraftError(f"{path} has tokens that this bundle cannot have", _HINT)
     if not np.isfinite(keys).all() or not np.isfinite(values).all():
         raise HexgraftError(f"{path} is damaged: it holds numbers that are not finite", _HINT)
-
-
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -3,7 +3,7 @@ another."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -145,3 +145,18 @@ class Session(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def prefill(session: Session, tokens: Sequence[int], start: int, end: int) -> Iterator[int]:
+    """Read tokens[start:end] into the slots of their places, in passes of the widest graph.
+
+    Slots 0..start-1 hold what stands before. Yields how many slots hold the text after each pass.
+    """
+    width = session.spec.max_width
+    while start < end:
+        chunk = tokens[start : min(end, start + width)]
+        places = range(start, start + len(chunk))
+        session.forward(chunk, places, causal(start, len(chunk)))
+        session.store(range(len(chunk)), places)
+        start += len(chunk)
+        yield start

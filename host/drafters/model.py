@@ -12,7 +12,7 @@ import numpy as np
 
 from hexgraft.host.drafters.follow import Follow
 from hexgraft.host.sampling import Distribution, History, Sampling, row_distribution
-from hexgraft.host.session import Rows, Session, TopK, Visibility, causal
+from hexgraft.host.session import Rows, Session, TopK, Visibility, causal, prefill
 from hexgraft.host.tree import ROOT, Draws, TokenTree, TreeBuilder
 from hexgraft.models.errors import DecodeError
 
@@ -155,13 +155,8 @@ class DraftModel:
         return self._history.after(builder.path(node)) if sampling.penalised else self._history
 
     def _feed(self, tokens: Sequence[int], end: int) -> None:
-        width = self.session.spec.max_width
-        while self.committed < end:
-            chunk = tokens[self.committed : min(end, self.committed + width)]
-            positions = range(self.committed, self.committed + len(chunk))
-            self.session.forward(chunk, positions, causal(self.committed, len(chunk)))
-            self.session.store(range(len(chunk)), positions)
-            self.committed += len(chunk)
+        for filled in prefill(self.session, tokens, self.committed, end):
+            self.committed = filled
 
     def _pass(self, tokens: Sequence[int], positions: Sequence[int], visible: Visibility) -> Rows:
         if not len(tokens):

@@ -182,6 +182,17 @@ def test_another_format_is_refused(bundle: Bundle, place: Place, file: Path) -> 
         read_prefix(file, bundle, place)
 
 
+def resized(tensors: dict[str, Any], count: int) -> dict[str, Any]:
+    """As many tokens with rows as asked for, consistent in themselves."""
+    return {
+        "tokens": np.resize(tensors["tokens"], count),
+        "keys": np.resize(tensors["keys"], (*tensors["keys"].shape[:3], count)),
+        "values": np.resize(
+            tensors["values"], (*tensors["values"].shape[:2], count, tensors["values"].shape[3])
+        ),
+    }
+
+
 def test_damaged_tensors_are_refused(bundle: Bundle, place: Place, file: Path) -> None:
     tensors, whole = load_file(file), file.read_bytes()
     nan = tensors["keys"].copy()
@@ -200,6 +211,8 @@ def test_damaged_tensors_are_refused(bundle: Bundle, place: Place, file: Path) -
         ("tokens are int32", {"tokens": tensors["tokens"].reshape(1, count)}),
         ("tokens that this bundle cannot have", {"tokens": np.full(count, 320, np.int32)}),
         ("tokens that this bundle cannot have", {"tokens": np.full(count, -1, np.int32)}),
+        ("tokens that this bundle cannot have", resized(tensors, 0)),
+        ("tokens that this bundle cannot have", resized(tensors, bundle.target.context)),
     ):
         file.write_bytes(whole)
         rewrite(file, **changes)
