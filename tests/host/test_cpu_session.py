@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,9 +9,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pair import make_pair
 
+from hexgraft.export.writer import ExportOptions
 from hexgraft.host.bundle import Bundle
+from hexgraft.host.cache import STEP
 from hexgraft.host.cpu_session import CpuSession
-from hexgraft.host.session import Session, Visibility, causal, tree_visibility
+from hexgraft.host.session import Session, Visibility, causal, prefill, tree_visibility
 from hexgraft.host.tree import TokenTree, TreeBuilder
 from hexgraft.models.errors import DecodeError
 
@@ -153,18 +153,39 @@ def test_move_compacts_in_place(session: CpuSession) -> None:
     assert (after.values[..., n:, :] == before.values[..., [n + 1, n + 3], :]).all()
 
 
-def test_growth_keeps_the_cache_and_the_logits(bundle: Bundle) -> None:
-    """A prefix that ends where the cache grows: the same text in a whole cache gives the same logits."""
-    growing, whole = CpuSession(bundle), CpuSession(bundle, whole=True)
-    tokens = np.random.default_rng(3).integers(0, VOCAB, 256).tolist()
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A bundle whose context is more than what a cache begins with."""
+    folder = tmp_path_factory.mktemp("long")
+    bundle = make_pair(folder, noise=None, options=ExportOptions((1, 8, 32), 512))
+    assert bundle.target.context > STEP + 32
+    return bundle
+
+
+@pytest.mark.parametrize("count", [STEP - 1, STEP, STEP + 1, 300])
+def test_growth_keeps_the_cache_and_the_logits(long: Bundle, count: int) -> None:
+    """A text that ends about where the cache grows: in a whole cache it has the same rows and logits."""
+    growing, whole = CpuSession(long), CpuSession(long, whole=True)
+    tokens = np.random.default_rng(3).integers(0, VOCAB, count).tolist()
     for place in (growing, whole):
-        for start in range(0, 256, 32):
-            rows = place.forward(tokens[start : start + 32], range(start, start + 32), causal(start, 32))
-            place.store(range(32), range(start, start + 32))
-    a = growing.forward([4], [255], causal(255, 1)).logits(0)
-    b = whole.forward([4], [255], causal(255, 1)).logits(0)
+        assert list(prefill(place, tokens, 0, count))[-1] == count
+    a, b = (place.forward([4], [count], causal(count, 1)).logits(0) for place in (growing, whole))
     np.testing.assert_allclose(a, b, atol=2e-4, rtol=0)
-    assert rows.count == 32
+    found, expected = growing.save(count), whole.save(count)
+    np.testing.assert_allclose(found.keys, expected.keys, atol=1e-5)
+    np.testing.assert_allclose(found.values, expected.values, atol=1e-5)
+
+
+def test_a_row_may_be_stored_behind_what_the_cache_has_grown_to(long: Bundle) -> None:
+    session = CpuSession(long)
+    session.forward([4, 5], [0, 1], causal(0, 2))
+    session.store([0, 1], [STEP - 1, STEP])
+    session.move([STEP - 1, STEP], [0, 1])
+    found = session.save(2)
+    commit(session, [4, 5])
+    expected = session.save(2)
+    np.testing.assert_allclose(found.keys, expected.keys, atol=1e-5)
+    np.testing.assert_allclose(found.values, expected.values, atol=1e-5)
 
 
 def test_save_and_restore(bundle: Bundle) -> None:
@@ -214,10 +235,15 @@ def test_topk_is_a_total_order(session: CpuSession) -> None:
         assert found.log_sum[row] == pytest.approx(np.log(np.exp(logits).sum()), abs=1e-5)
 
 
-def test_a_second_text_is_computed_as_the_first_was(bundle: Bundle, tmp_path: Path) -> None:
-    session = CpuSession(bundle)
-    tokens = np.random.default_rng(5).integers(0, VOCAB, 250).tolist()
-    commit(session, [*tokens, 1, 2, 3, 4, 5, 6, 7][:256])
+def test_a_second_text_is_computed_as_the_first_was(long: Bundle) -> None:
+    """To the bit, although the cache had grown in between: sums depend a little on the shapes."""
+    session, first = CpuSession(long), CpuSession(long)
+    text = np.random.default_rng(5).integers(0, VOCAB, 300).tolist()
+    list(prefill(session, text, 0, 300))
     session.reset()
-    again = session.forward([1], [0], causal(0, 1)).logits(0)
-    assert (again == CpuSession(bundle).forward([1], [0], causal(0, 1)).logits(0)).all()
+    with pytest.raises(DecodeError, match=f"save of {STEP + 1} slots, the cache has {STEP}"):
+        session.save(STEP + 1)
+    for place in (session, first):
+        list(prefill(place, text, 0, 200))
+    again, once = (place.forward([1], [200], causal(200, 1)).logits(0) for place in (session, first))
+    assert (again == once).all()

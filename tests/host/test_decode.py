@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 from pair import make_pair
 
+from hexgraft.export.writer import ExportOptions
 from hexgraft.host.bundle import Bundle
+from hexgraft.host.cache import STEP
 from hexgraft.host.cpu_session import CpuRows, CpuSession
 from hexgraft.host.decode import DecodeOptions, Decoder
 from hexgraft.host.drafters.base import Drafter, NoDraft
@@ -234,6 +237,22 @@ def test_a_text_the_cache_holds_whole_is_gone_on_with(
     decoder.begin(PROMPT, reuse=True)
     assert decoder.stats.reused_tokens == len(PROMPT) - 1
     assert [token for current in decoder.rounds() for token in current.tokens] == first
+
+
+def test_caches_grow_in_the_middle_of_a_text(tmp_path: Path) -> None:
+    """Both of them, while trees stand behind the text; then a second text begins small again."""
+    bundle = make_pair(tmp_path, options=ExportOptions((1, 8, 16), 512))
+    prompt = np.random.default_rng(8).integers(3, 320, STEP - 12).tolist()
+    options = DecodeOptions(40, 16)
+    drafter = make_drafter("levels", bundle, lambda: CpuSession(bundle, "draft"))
+    decoder = Decoder(CpuSession(bundle), drafter, options)
+    for _ in range(2):
+        decoder.begin(prompt)
+        grown = [token for current in decoder.rounds() for token in current.tokens]
+        assert decoder.committed > STEP
+        assert decoder.stats.tokens_per_round > 1.5
+        whole, _ = decode(CpuSession(bundle, whole=True), NoDraft(), prompt, DecodeOptions(40, 1))
+        assert grown == whole
 
 
 def test_a_tree_is_no_deeper_than_the_tokens_left(
