@@ -15,7 +15,9 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def check_free(path: Path) -> None:
-    """Raises HexgraftError if something stands at `path`."""
+    """Raises HexgraftError if something stands at `path`, or if it has no folder to stand in."""
+    if not path.parent.is_dir():
+        raise cannot_write(path, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
     if path.exists() or path.is_symlink():
         name = quote(str(path))
         raise HexgraftError(f"{path} exists already", f"choose another name, or remove it: rm {name}")

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from shlex import quote
 from types import TracebackType
 from typing import Self
 
@@ -32,7 +33,11 @@ class TraceWriter:
                 )
             self._file = path.open("wb")
         except OSError as error:
-            raise UsageError(f"cannot write the trace {path}: {error.strerror}") from error
+            folder = quote(str(path.parent))
+            raise UsageError(
+                f"cannot write the trace {path}: {error.strerror}",
+                f"see `ls -ld {folder}`, or choose another name for --trace",
+            ) from error
         self._encoder = msgspec.json.Encoder()
 
     def write(self, record: Record) -> None:
@@ -65,7 +70,7 @@ def read_trace(path: Path) -> Trace:
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
-        raise TraceError(f"cannot read the trace {path}: {error.strerror}") from error
+        raise TraceError(f"cannot read the trace {path}: {error.strerror}", HINT) from error
     # What follows the last line end was being written when the run was cut off.
     whole = lines[:-1]
     trace = Trace(_header(whole[0] if whole else b"", path))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from hexgraft.host.atomic_file import write_whole
 from hexgraft.host.cli.console import say, stdout
 from hexgraft.host.cli.tree_view import draw_round
 from hexgraft.host.trace import Trace
@@ -38,10 +39,9 @@ def tree(trace: Path, number: int | None, html: Path | None) -> int:
     if opened.end is None:
         say(f"{trace} was cut off after {len(opened.rounds)} rounds: it has no end record")
     if html is not None:
-        try:
-            html.write_text(render_page(opened), encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"cannot write {html}: {error.strerror}") from error
+        if html.exists() and html.samefile(trace):
+            raise UsageError(f"--html {html} is the trace itself", "choose another name for the page")
+        write_whole(html, render_page(opened).encode(), replace=True)
         say(f"wrote {html}")
         return 0
     _draw(opened, number)
@@ -50,7 +50,9 @@ def tree(trace: Path, number: int | None, html: Path | None) -> int:
 
 def _draw(trace: Trace, number: int | None) -> None:
     if number is not None and number > len(trace.rounds):
-        raise UsageError(f"--round {number}: the trace has {len(trace.rounds)} rounds")
+        raise UsageError(
+            f"--round {number}: the trace has {len(trace.rounds)} rounds", "leave it out to see them all"
+        )
     texts, out = trace.texts(), stdout()
     for current in trace.rounds if number is None else [trace.rounds[number - 1]]:
         out.print(f"[bold]round {current.number}[/bold]")

@@ -194,6 +194,12 @@ def test_a_baked_prefix_changes_nothing_but_the_prefill(bundle: Path, tmp_path: 
     message, hint = error_of(hexgraft("bake", bundle, "--system", tmp_path / "system.txt", "-o", prefix))
     assert message == f"{prefix} exists already"
     assert hint.endswith(f"rm {prefix}")
+    nowhere = tmp_path / "my prefixes" / "prefix"
+    message, hint = error_of(
+        hexgraft("bake", "no bundle", "--system", tmp_path / "system.txt", "-o", nowhere)
+    )
+    assert message == f"the folder {nowhere.parent} does not exist", "said before anything is computed"
+    assert hint == f"mkdir -p '{nowhere.parent}'"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["prefix.safetensors", "system.txt"]
 
 

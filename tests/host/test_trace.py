@@ -231,8 +231,12 @@ def test_other_files_are_refused(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_trace_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot write the trace"):
+    with pytest.raises(UsageError, match="cannot write the trace") as raised:
         TraceWriter(tmp_path / "no" / "run.jsonl")
+    assert raised.value.hint is not None
+    with pytest.raises(TraceError, match="cannot read the trace") as unread:
+        read_trace(tmp_path / "no.jsonl")
+    assert unread.value.hint is not None
 
 
 def test_a_candidate_outside_the_vocabulary_is_refused(run: Run, tmp_path: Path) -> None:

@@ -124,7 +124,13 @@ def test_tree_writes_a_page(traces: dict[str, Path], tmp_path: Path) -> None:
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
     missing = Outcome("tree", traces["levels"], "--html", tmp_path / "no" / "page.html")
     assert missing.error is not None
-    assert "cannot write" in missing.error.message
+    assert missing.error.message == f"the folder {tmp_path / 'no'} does not exist"
+    assert Outcome("tree", traces["levels"], "--html", page).code == 0, "a page is written anew"
+    before = traces["levels"].read_bytes()
+    itself = Outcome("tree", traces["levels"], "--html", traces["levels"])
+    assert itself.error is not None
+    assert itself.error.message.endswith("is the trace itself")
+    assert traces["levels"].read_bytes() == before
 
 
 def test_tree_says_that_a_trace_was_cut_off(traces: dict[str, Path], tmp_path: Path) -> None:
