@@ -1,7 +1,7 @@
 """Puts folders of files on a phone: only what is missing, resumed after a lost link, checked on arrival.
 
-Files travel as standard input of `cat`, appended to `NAME.part`, not through adb's file service: adbd unlinks
-what that service received once the link breaks, so nothing would be left to go on from.
+Files travel as standard input of `tee`, appended to `NAME.part` and hashed on the way, not through adb's file
+service: adbd unlinks what that service received once the link breaks, so nothing would be left to go on from.
 """
 
 from __future__ import annotations
@@ -25,12 +25,21 @@ STALL = 60.0
 """Seconds without progress after which a link counts as lost."""
 
 _RESERVE = 1.1
-# The cat of a broken connection ignores the hang-up, to write all it was given. It has the end of its input
+# All of the file passes sha256sum, what an earlier try left of it included. A tee that cannot write may go on
+# passing data: its failure must change the hash.
+_RECEIVE = """\
+trap '' HUP
+umask 022
+{{ [ {start} = 0 ] || cat {path}
+  sh -c 'echo $$ > "$0.pid"; exec tee -a "$0"' {path} || echo failed
+}} | sha256sum
+"""
+# The tee of a broken connection ignores the hang-up, to write all it was given. It has the end of its input
 # before it; one that does not see it is ended, or it would append when it must not.
 _FINISH = """\
 p=$(cat {path}.pid 2>/dev/null) || exit 0
 for i in 1 2 3 4 5 6 7 8 9 10; do
-  tr '\\0' '\\n' < /proc/$p/cmdline 2>/dev/null | grep -qE '(^|/)cat$' || break
+  tr '\\0' '\\n' < /proc/$p/cmdline 2>/dev/null | grep -qE '(^|/)tee$' || break
   [ $i = 10 ] && kill -9 $p
   sleep 0.1
 done
@@ -134,9 +143,7 @@ class Pusher:
         """Push one file under its `.part` name, check it on the phone, give it its name."""
         piece, part = folder.pieces[name], name + ".part"
         for attempt in (1, 2):
-            self._send(folder, name, self._resume_at(folder, name))
-            digest = self.store.hashes(folder, [part]).get(part)
-            if digest == piece.sha256:
+            if self._send(folder, name, self._resume_at(folder, name)) == piece.sha256:
                 break
             self._remove(folder, part)
             if attempt == 2:
@@ -144,8 +151,9 @@ class Pusher:
                     f"{name} arrived altered on {self.phone.name} twice",
                     "try another cable or port; if the file changed here meanwhile, export again",
                 )
+        paths = [quote(self.store.path(folder, each)) for each in (part, name)]
         self.phone.run(
-            f"mv -f {quote(self.store.path(folder, part))} {quote(self.store.path(folder, name))}", "renaming"
+            f'[ "$(stat -c %s {paths[0]})" = {piece.size} ] && mv -f {paths[0]} {paths[1]}', "renaming"
         ).check(f"renaming {part}")
         self.pushed.files += 1
 
@@ -162,11 +170,11 @@ class Pusher:
         self._remove(folder, part)
         return 0
 
-    def _send(self, folder: Folder, name: str, start: int) -> None:
-        """Append bytes `start`.. of a file to its `.part`."""
+    def _send(self, folder: Folder, name: str, start: int) -> str:
+        """Append bytes `start`.. of a file to its `.part`; the sha256 of all that is there then."""
         piece = folder.pieces[name]
         path = quote(self.store.path(folder, name + ".part"))
-        stream = self.phone.start(f"trap '' HUP; umask 022; echo $$ > {path}.pid; exec cat >> {path}")
+        stream = self.phone.start(_RECEIVE.format(path=path, start=start))
         stream.settimeout(STALL)
         try:
             with piece.source.open("rb") as file:
@@ -186,18 +194,19 @@ class Pusher:
         except BrokenPipeError:
             pass  # how it ended is told below
         done = self._end(stream, name)
-        if done.code != 0:
+        if done.code != 0 or done.stderr:
             self._explain(folder, name, done)
         if at < piece.size:
             raise BundleError(f"{piece.source} became shorter while it was pushed", "export it again")
         self.phone.run(f"rm -f {path}.pid")
+        return done.stdout.partition(" ")[0]
 
     def _end(self, stream: ShellStream, name: str) -> Completed:
         stream.end_input()
         return stream.finish(HASH_TIMEOUT if not stream.ended else STALL, f"pushing {name}")
 
     def _explain(self, folder: Folder, name: str, done: Completed) -> None:
-        """Raise what a failed cat meant, after removing the file that cannot be finished."""
+        """Raise what a failure meant, after removing the file that cannot be finished."""
         said = (done.stderr.strip().splitlines() or [f"exit {done.code}"])[-1]
         if "No space left" in done.stderr:
             self._remove(folder, name + ".part")

@@ -45,16 +45,17 @@ echo "Filesystem     1K-blocks    Used Available Use% Mounted on"
 echo "/dev/block/dm-9 $total $used $free 50% /data"
 """
 
-# Only what appends standard input to a file meets the partition's end; everything else is the real cat.
-_CAT = """\
+# What is written through these two meets the partition's end; all else they do is the real one's.
+_LIMITED = """\
 #!/bin/sh
-if [ $# -gt 0 ] || [ ! -f "$SANDBOX/space" ]; then exec /bin/cat "$@"; fi
+real=$(PATH=/usr/bin:/bin command -v NAME)
+[ -f "$SANDBOX/space" ] && LIMITED || exec "$real" "$@"
 used=$(find "$SANDBOX/data" -type f -printf '%s\\n' | awk '{s+=$1} END {print s+0}')
 free=$(($(/bin/cat "$SANDBOX/space") - used))
 [ "$free" -gt 0 ] || free=0
-head -c "$free"
+head -c "$free" | "$real" "$@"
 if [ "$(head -c 1 | wc -c)" -gt 0 ]; then
-  echo "cat: write error: No space left on device" >&2
+  echo "NAME: write error: No space left on device" >&2
   exit 1
 fi
 """
@@ -65,6 +66,7 @@ COMMANDS = {
     "dumpsys": _DUMPSYS,
     "logcat": _LOGCAT,
     "df": _DF,
-    "cat": _CAT,
+    "cat": _LIMITED.replace("NAME", "cat").replace("LIMITED", "[ $# -eq 0 ]"),
+    "tee": _LIMITED.replace("NAME", "tee").replace("LIMITED", "true"),
 }
 """Scripts by name, first in the device's PATH."""

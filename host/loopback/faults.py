@@ -37,8 +37,16 @@ class Link:
         self._faults = faults
         self._lock = threading.Lock()
         self._since_drop = 0
+        self._free_at = 0.0
         self.received = 0
         """Payload bytes that came from the host over all connections, up to where the link was cut."""
+
+    def _wait(self, seconds: float) -> None:
+        """Let a payload take its time on the link, which carries one after the other."""
+        with self._lock:
+            self._free_at = max(self._free_at, time.monotonic()) + seconds
+            wait = self._free_at - time.monotonic()
+        time.sleep(max(0.0, wait))
 
     def cut_after(self, *counts: int) -> None:
         """Cut the link after so many bytes from now, and again after each further count."""
@@ -49,7 +57,7 @@ class Link:
     def carry(self, count: int, *, received: bool) -> bool:
         """Account for a payload of `count` bytes; True if the link is to be cut before it is delivered."""
         if self._faults.rate:
-            time.sleep(count / self._faults.rate)
+            self._wait(count / self._faults.rate)
         with self._lock:
             left = self._faults.drops[0] - self._since_drop if self._faults.drops else count + 1
             self.received += min(count, max(0, left)) if received else 0

@@ -6,6 +6,7 @@ As in AOSP's shell_service.cpp, a hang-up reaches the shell's own process and no
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from hexgraft.host.loopback.transport import LinkClosed, Stream
 
 STDIN, STDOUT, STDERR, EXIT, CLOSE_STDIN = range(5)
 _READ = 64 << 10
+_PIPE = 1 << 20
 
 
 class ShellService:
@@ -39,8 +41,10 @@ class ShellService:
             cwd=sandbox.folder,
             env=sandbox.environment(),
             start_new_session=True,
-            errors=None,
         )
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # a limit of the machine's; small pipes are only slower
+            fcntl.fcntl(self._process.stdin, fcntl.F_SETPIPE_SZ, _PIPE)
 
     def serve(self) -> None:
         """Carry data both ways until the command's outputs end or the host hangs up."""

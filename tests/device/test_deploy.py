@@ -169,7 +169,7 @@ def test_a_writer_left_behind_is_ended(phone: Phone, device: LoopbackDevice, fol
     place = Store(phone).path(folder)
     phone.run(f"mkdir -p {place}; printf x > {place}/weights.bin.part")
     phone.run(
-        f"cd {place}; setsid sh -c 'echo $$ > weights.bin.part.pid; exec cat >> weights.bin.part' "
+        f"cd {place}; setsid sh -c 'echo $$ > weights.bin.part.pid; exec tee -a weights.bin.part' "
         "< /dev/zero > /dev/null 2>&1 & sleep 0.2"
     )
     assert len(device.sandbox.processes()) == 1
