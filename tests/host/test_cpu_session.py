@@ -11,7 +11,7 @@ from pair import make_pair
 
 from hexgraft.export.writer import ExportOptions
 from hexgraft.host.bundle import Bundle
-from hexgraft.host.cache import STEP
+from hexgraft.host.cache import STEP, Cache
 from hexgraft.host.cpu_session import CpuSession
 from hexgraft.host.session import Session, Visibility, causal, prefill, tree_visibility
 from hexgraft.host.tree import TokenTree, TreeBuilder
@@ -174,6 +174,23 @@ def test_growth_keeps_the_cache_and_the_logits(long: Bundle, count: int) -> None
     found, expected = growing.save(count), whole.save(count)
     np.testing.assert_allclose(found.keys, expected.keys, atol=1e-5)
     np.testing.assert_allclose(found.values, expected.values, atol=1e-5)
+
+
+def test_the_positions_of_slots_follow_their_rows(long: Bundle) -> None:
+    """Windows are measured by them, so they must survive stores, moves, growth and saved copies."""
+    model = long.target
+    cache = Cache(model, STEP)
+    keys = np.zeros((model.layers, model.kv_heads, model.head_dim, 4), np.float32)
+    places = np.array([7, 8, 8, 9], np.int32)
+    cache.store(keys, keys.swapaxes(2, 3), places, np.array([0, 1, 3]), np.array([7, 8, 10]))
+    assert cache.positions[[7, 8, 10]].tolist() == [7, 8, 9]
+    cache.move(np.array([10]), np.array([9]))
+    assert cache.positions[7:10].tolist() == [7, 8, 9]
+    assert cache.grow(STEP + 1)
+    assert cache.positions.shape == (cache.capacity,)
+    assert cache.positions[7:10].tolist() == [7, 8, 9]
+    cache.restore(cache.save(9))
+    assert cache.positions[:10].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
 
 
 def test_a_row_may_be_stored_behind_what_the_cache_has_grown_to(long: Bundle) -> None:
