@@ -20,16 +20,18 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 MADE := $(VENV)/.made
 RUN := $(VENV)/.installed
 DEV := $(VENV)/.installed-$(EXTRAS)
+PHONE := $(VENV)/.installed-device
 
 # The folder `hexgraft device sdk` gathers a target's files in.
 SDK = $$($(BIN)/python -c 'from hexgraft.host.sdk import sdk_folder; print(sdk_folder("$(1)"))')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint format docs bench device device-aarch64 clean
+.PHONY: help demo demo-device test test-slow lint format docs bench device device-aarch64 clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo        fetch a small model, export it, decode it plainly and with token trees, compare"
+	@echo "make demo-device the way to a phone, on a loopback one: push, run, trace, compare with the CPU"
 	@echo "make test        the tests, minutes"
 	@echo "make test-slow   the tests that need longer, or a downloaded model"
 	@echo "make device      gather ONNX Runtime's headers (150 MB, through npm) and build the C++ runner"
@@ -41,6 +43,12 @@ help:
 
 demo: $(RUN)
 	$(BIN)/hexgraft demo
+
+# A pushed runner needs what `make device` does; a phone needs adb, which adbutils brings along.
+demo-device: $(PHONE)
+	@[ -f "$(call SDK,linux-$$(uname -m))/sdk.json" ] || $(BIN)/hexgraft device sdk
+	$(BIN)/hexgraft device build
+	$(BIN)/hexgraft device loopback -- $(BIN)/python scripts/demo_device.py
 
 test: $(DEV)
 	$(BIN)/python -m pytest -m "not slow" $(PYTEST)
@@ -91,6 +99,10 @@ $(MADE):
 
 $(RUN): $(MADE) pyproject.toml
 	$(PIP) install --quiet -e .
+	@touch $@
+
+$(PHONE): $(RUN)
+	$(PIP) install --quiet -e ".[device]"
 	@touch $@
 
 # torch goes first and pinned, so that resolving the extras never picks another build of it.

@@ -102,7 +102,7 @@ def _npu(phone: Phone, facts: PhoneFacts, chip: Callable[[PhoneFacts], str | Non
         yield Finding(
             "vendor's QNN",
             WARNING,
-            f"the phone has {len(facts.vendor_qnn)} QNN libraries of its own: {facts.vendor_qnn[0]}",
+            f"the phone has libraries of its own, of another release: {', '.join(facts.vendor_qnn)}",
             "nothing to do: ours come first in the search path; if 14001 appears nevertheless, they won",
         )
     yield from _denials(phone)
