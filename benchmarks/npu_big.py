@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.big_checkpoints import SIZES, write_random_checkpoint
 from benchmarks.figure import Figure
 
-PART_MB = {"w8a16": 320, "w4a16": 320}
+PART_MB = {"w8a16": 240, "w4a16": 240}
 
 
 def figures() -> Iterator[Figure]:

@@ -30,7 +30,7 @@ _CONTINUED = 2
 _LARGE = 1 << 30
 """Bytes of weights from which on a model is large: they stay in the mapped file, as packed copies would
 double them, and less text runs through in shorter prompts, as all values of a pass are in memory at once."""
-_LARGE_PROMPT = 64
+_LARGE_PROMPT = 32
 _LARGE_TOKENS = 512
 _TREE_SIZE = 16
 
@@ -84,7 +84,7 @@ class _Calibrating(CpuSession):
 
     def __init__(self, network: Network, bundle: Bundle, role: str, threads: int) -> None:
         self._values = network.values()
-        self._squares = [projection.weight for projection in network.projections()]
+        self._inputs = [projection.weight for projection in network.projections()]
         self.ranges = Ranges()
         super().__init__(bundle, role, runtime=_load(network, self._values, threads))
 
@@ -92,17 +92,22 @@ class _Calibrating(CpuSession):
         fresh = width not in self._bindings
         binding = super()._bind(width)
         if fresh:
-            for name in ("lows", "highs", *(f"squares:{weight}" for weight in self._squares)):
+            more = [f"{kind}:{weight}" for kind in ("squares", "peaks") for weight in self._inputs]
+            for name in ("lows", "highs", *more):
                 binding.bind_output(name, "cpu")
         return binding
 
     def forward(self, tokens: Sequence[int], positions: Sequence[int], visible: Visibility) -> CpuRows:
         rows = super().forward(tokens, positions, visible)
-        outputs = self._bind(rows.width).get_outputs()[-2 - len(self._squares) :]
-        lows, highs, *squares = (output.numpy() for output in outputs)
+        count = len(self._inputs)
+        outputs = self._bind(rows.width).get_outputs()[-2 - 2 * count :]
+        lows, highs, *found = (output.numpy() for output in outputs)
         for name, low, high in zip(self._values, lows, highs, strict=True):
             self.ranges.widen(name, float(low), float(high))
-        self.ranges.add_squares(dict(zip(self._squares, squares, strict=True)), rows.count)
+        squares, peaks = (
+            dict(zip(self._inputs, part, strict=True)) for part in (found[:count], found[count:])
+        )
+        self.ranges.add_inputs(squares, peaks, rows.count)
         return rows
 
 
@@ -120,8 +125,9 @@ def _load(network: Network, values: Sequence[str], threads: int) -> ort.Inferenc
             graph.node.append(helper.make_node("Reshape", [part + ".scalar", "one_number"], [part]))
         graph.node.append(helper.make_node("Concat", parts, [name], axis=0))
         graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, [len(values)]))
-    for projection in network.projections():
-        _add_squares(graph, projection)
+    for kind in ("squares", "peaks"):
+        for projection in network.projections():
+            _add_input(graph, projection, kind)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
@@ -129,13 +135,19 @@ def _load(network: Network, values: Sequence[str], threads: int) -> ort.Inferenc
     options.add_session_config_entry(key, str(network.folder))
     if is_large(network):
         options.add_session_config_entry("session.disable_prepacking", "1")
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.enable_cpu_mem_arena = False
     return ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-def _add_squares(graph: onnx.GraphProto, projection: Projection) -> None:
-    name = f"squares:{projection.weight}"
+def _add_input(graph: onnx.GraphProto, projection: Projection, kind: str) -> None:
+    """The sum of squares, or the largest magnitude, of each component of a projection's input."""
+    name = f"{kind}:{projection.weight}"
     axes = [0] if projection.axis else [0, 1]  # a Gemm's input has lost the batch axis
     graph.initializer.append(helper.make_tensor(name + ".axes", TensorProto.INT64, [len(axes)], axes))
-    node = helper.make_node("ReduceSumSquare", [projection.input, name + ".axes"], [name], keepdims=0)
-    graph.node.append(node)
+    value, op = projection.input, "ReduceSumSquare"
+    if kind == "peaks":
+        graph.node.append(helper.make_node("Abs", [value], [name + ".abs"]))
+        value, op = name + ".abs", "ReduceMax"
+    graph.node.append(helper.make_node(op, [value, name + ".axes"], [name], keepdims=0))
     graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, ["in:" + projection.weight]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import msgspec
@@ -13,7 +14,11 @@ from hexgraft.host.bundle import Bundle
 from hexgraft.host.cpu_session import CpuSession
 from hexgraft.host.htp_session import HtpSession
 from hexgraft.host.manifest import GraphEntry
+from hexgraft.host.replay import ForcedPass
 from hexgraft.models.errors import ExportError
+
+_QUIET = 20.0
+"""Seconds without a word that a user may wait."""
 
 
 def gate(build: Build, graphs: Sequence[GraphEntry], tokens: Sequence[int]) -> dict[str, dict[str, float]]:
@@ -29,14 +34,15 @@ def gate(build: Build, graphs: Sequence[GraphEntry], tokens: Sequence[int]) -> d
     soc = build.variant.socs[0].name
     session = HtpSession(bundle, build.role, widths=widths, soc=soc, precision=precision)
     try:
-        total, by_width = compare(passes, reference, session)
+        total, by_width = compare(passes, reference, session, _Teller(build, passes))
     finally:
         session.close()
         reference.close()
     missed = list(failures(total, THRESHOLDS[precision]))
     what = f"{build.role} {build.variant.tag}"
     build.say(
-        f"{what}: {total.rows} rows, agreement {total.agreement:.1%}, KL {total.kl:.3g}, "
+        f"{what}: {total.rows} rows, agreement {total.agreement:.1%} (differing rows are at most "
+        f"{total.margin:.2g} apart), KL {total.kl:.3g}, "
         f"SQNR {total.sqnr_db:.1f} dB, perplexity {total.perplexity[1]:.4g} (fp32 {total.perplexity[0]:.4g})"
     )
     if missed:
@@ -53,6 +59,21 @@ def gate(build: Build, graphs: Sequence[GraphEntry], tokens: Sequence[int]) -> d
         for graph in graphs
         if graph.provider == "htp-sim" and graph.width in by_width
     }
+
+
+class _Teller:
+    """Says how far a slow comparison has come, now and then."""
+
+    def __init__(self, build: Build, passes: Sequence[ForcedPass]) -> None:
+        self._build = build
+        self._done, self._total = 0, sum(len(forced.tokens) for forced in passes)
+        self._said = time.monotonic()
+
+    def __call__(self, rows: int) -> None:
+        self._done += rows
+        if time.monotonic() - self._said > _QUIET:
+            self._said = time.monotonic()
+            self._build.say(f"{self._build.role}: {self._done} of {self._total} rows compared")
 
 
 def with_graphs(bundle: Bundle, role: str, graphs: Sequence[GraphEntry]) -> Bundle:

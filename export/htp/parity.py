@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hexgraft.host.replay import (
     Figures,
     ForcedPass,
+    Pair,
     decode_passes,
     measure,
     prefill_passes,
@@ -17,6 +19,24 @@ from hexgraft.host.replay import (
 )
 from hexgraft.host.session import Session
 from hexgraft.host.tree import TokenTree, TreeBuilder
+
+
+@dataclass(slots=True)
+class Parity(Figures):
+    """Figures, and `margin`: how far apart the reference's logits are, at most, of two best tokens that
+    differ. Small ones are ties, which any other rounding turns."""
+
+    margin: float = 0.0
+
+    def take(self, pair: Pair) -> None:
+        row = measure(pair)
+        self.add(row)
+        if row.finite and row.best[0] != row.best[1]:
+            ours, theirs = row.best
+            self.margin = max(self.margin, float(pair.reference[ours] - pair.reference[theirs]))
+
+    def as_dict(self) -> dict[str, Any]:
+        return Figures.as_dict(self) | {"largest_margin": self.margin}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +100,13 @@ def compare(
     reference: Session,
     other: Session,
     report: Callable[[int], None] = lambda rows: None,
-) -> tuple[Figures, dict[int, Figures]]:
+) -> tuple[Parity, dict[int, Parity]]:
     """Figures over all rows, and by the width `other` ran them at."""
-    total = Figures()
-    by_width: dict[int, Figures] = {}
+    total = Parity()
+    by_width: dict[int, Parity] = {}
     for pair in replay(passes, reference, other, lambda forced: report(len(forced.tokens))):
-        row = measure(pair)
-        total.add(row)
-        width = _width(other, len(pair.forced.tokens))
-        by_width.setdefault(width, Figures()).add(row)
+        total.take(pair)
+        by_width.setdefault(_width(other, len(pair.forced.tokens)), Parity()).take(pair)
     return total, by_width
 
 

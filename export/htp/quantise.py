@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from hexgraft.export.htp.balance import find_balances
 from hexgraft.export.htp.network import Network, Projection
 from hexgraft.export.htp.precision import FLOAT, Precision
 from hexgraft.export.htp.ranges import Ranges
@@ -58,6 +59,7 @@ class _Writer:
             for projection in self.projections.values()
             if precision.of(projection.weight) != FLOAT and not precision.block
         }
+        self.balances = find_balances(network, precision, self.ranges)
         self.nodes: list[onnx.NodeProto] = []
         self.tensors: dict[str, TensorProto] = {}
         self.paired: dict[str, str] = {}
@@ -66,6 +68,8 @@ class _Writer:
     def write(self) -> onnx.ModelProto:
         graph = self.proto.graph
         for node in graph.node:
+            if node.output[0] in self.balances:
+                node = self._balanced(node)
             if node.name in self.projections and self._format(node) != FLOAT:
                 self._projection(node, self.projections[node.name])
             elif node.op_type == "Gather" and self.precision.integer:
@@ -86,6 +90,13 @@ class _Writer:
         graph.initializer.extend([*known, *fresh])
         self.proto.ir_version = IR_VERSION
         return self.proto
+
+    def _balanced(self, node: onnx.NodeProto) -> onnx.NodeProto:
+        """The norm with the weights that undo the balance of the projection behind it."""
+        copy = _copy(node)
+        vector = read_vector(self.network, node.input[1]) / self.balances[node.output[0]]
+        copy.input[1] = self._constant(f"{node.input[1]}:balanced", vector.astype(np.float32))
+        return copy
 
     def _feeds_integers(self, node: onnx.NodeProto) -> bool:
         """Whether the node is a product that only an integer projection reads. HTP (QAIRT 2.51) computes such
@@ -129,13 +140,11 @@ class _Writer:
     def _projection(self, node: onnx.NodeProto, projection: Projection) -> None:
         format = self.precision.of(projection.weight)
         block = self.precision.block
-        stored = self.weights.get(
-            projection.initializer,
-            format,
-            projection.axis,
-            block,
-            self.ranges.squares.get(projection.weight) if block else None,
-        )
+        balance = self.balances.get(projection.input)
+        importance = self.ranges.squares.get(projection.weight) if block else None
+        if importance is not None and balance is not None:
+            importance = importance / np.square(balance)
+        stored = self.weights.get(projection.initializer, format, projection.axis, block, importance, balance)
         for tensor in stored.tensors:
             self.tensors[tensor.name] = tensor
         attributes: dict[str, object] = {"axis": stored.axis}
@@ -233,13 +242,15 @@ class _Writer:
         """The node between QDQ pairs: the form in which HTP computes it in integers."""
         copy = _copy(node)
         for index, name in enumerate(node.input):
-            tensor = self.network.initializers.get(name)
+            tensor = self.tensors.get(name) or self.network.initializers.get(name)
             if tensor is None:
                 produced = name in self.paired or name in self.ranges.low
                 copy.input[index] = self._pair(name) if produced else name
             elif tensor.data_type == TensorProto.FLOAT:
-                if f"{name}:real" not in self.paired.values():
-                    self.paired[name] = self._sixteen(name, read_vector(self.network, name))
+                if name not in self.paired:
+                    own = name in self.tensors
+                    vector = numpy_helper.to_array(tensor) if own else read_vector(self.network, name)
+                    self.paired[name] = self._sixteen(name, vector)
                 copy.input[index] = self.paired[name]
         self._append(copy)
 

@@ -26,12 +26,13 @@ class Encoding:
 
 @dataclass(slots=True)
 class Ranges:
-    """Smallest and largest number of each value, and of each projection the mean square [in] of its input
-    over `rows` rows."""
+    """Smallest and largest number of each value, and of each projection the mean squares [in] and largest
+    magnitudes [in] of its input over `rows` rows."""
 
     low: dict[str, float] = field(default_factory=dict)
     high: dict[str, float] = field(default_factory=dict)
     squares: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    peaks: dict[str, NDArray[np.float32]] = field(default_factory=dict)
     rows: int = 0
 
     def widen(self, name: str, low: float, high: float) -> None:
@@ -43,11 +44,15 @@ class Ranges:
         self.low[name] = min(low, self.low.get(name, low))
         self.high[name] = max(high, self.high.get(name, high))
 
-    def add_squares(self, sums: Mapping[str, NDArray[np.float32]], rows: int) -> None:
-        """Take the sums of squares [in] over a further `rows` rows into the means."""
-        for name, total in sums.items():
+    def add_inputs(
+        self, squares: Mapping[str, NDArray[np.float32]], peaks: Mapping[str, NDArray[np.float32]], rows: int
+    ) -> None:
+        """Take the sums of squares [in] and the largest magnitudes [in] over a further `rows` rows in."""
+        for name, total in squares.items():
             known = self.squares.get(name, np.zeros(total.shape))
             self.squares[name] = (known * self.rows + total) / (self.rows + rows)
+        for name, peak in peaks.items():
+            self.peaks[name] = np.maximum(self.peaks.get(name, 0), peak).astype(np.float32)
         self.rows += rows
 
     def encoding(self, names: Iterable[str]) -> Encoding:
@@ -65,14 +70,14 @@ class Ranges:
         return Encoding(scale, np.uint16(np.clip(round(-low / float(scale)), 0, _STEPS)))
 
     def copy(self) -> Ranges:
-        return Ranges(dict(self.low), dict(self.high), self.squares, self.rows)
+        return Ranges(dict(self.low), dict(self.high), self.squares, self.peaks, self.rows)
 
     def with_mask(self, before: float, after: float) -> Ranges:
         """The same for a graph whose mask hides with `after` instead of `before`."""
         low = {
             name: value - before + after if value <= before / 2 else value for name, value in self.low.items()
         }
-        return Ranges(low, self.high, self.squares, self.rows)
+        return Ranges(low, self.high, self.squares, self.peaks, self.rows)
 
     def check(self, values: Iterable[str]) -> None:
         """Every range must name a value of the graph and every value must have one: a range that landed on
@@ -90,7 +95,8 @@ class Ranges:
 
 def save_ranges(ranges: Ranges, path: Path) -> None:
     names = sorted(ranges.low)
-    squares: Mapping[str, NDArray[np.float64]] = {f"square:{k}": v for k, v in ranges.squares.items()}
+    inputs = {f"square:{name}": value for name, value in ranges.squares.items()}
+    inputs |= {f"peak:{name}": value.astype(np.float64) for name, value in ranges.peaks.items()}
     np.savez(
         path,
         allow_pickle=False,
@@ -98,16 +104,21 @@ def save_ranges(ranges: Ranges, path: Path) -> None:
         low=np.array([ranges.low[name] for name in names]),
         high=np.array([ranges.high[name] for name in names]),
         rows=np.array(ranges.rows),
-        **squares,
+        **inputs,
     )
 
 
 def load_ranges(path: Path) -> Ranges:
     with np.load(path, allow_pickle=False) as file:
         names = [str(name) for name in file["names"]]
+        inputs = {
+            kind: {key.partition(":")[2]: file[key] for key in file.files if key.startswith(kind + ":")}
+            for kind in ("square", "peak")
+        }
         return Ranges(
             dict(zip(names, file["low"].tolist(), strict=True)),
             dict(zip(names, file["high"].tolist(), strict=True)),
-            {k.partition(":")[2]: file[k] for k in file.files if k.startswith("square:")},
+            inputs["square"],
+            {name: value.astype(np.float32) for name, value in inputs["peak"].items()},
             int(file["rows"]),
         )

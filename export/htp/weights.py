@@ -53,15 +53,23 @@ class QuantisedWeights:
         self.path.write_bytes(b"")
 
     def get(
-        self, initializer: str, format: str, axis: int, block: int, importance: NDArray[np.float64] | None
+        self,
+        initializer: str,
+        format: str,
+        axis: int,
+        block: int,
+        importance: NDArray[np.float64] | None = None,
+        balance: Floats | None = None,
     ) -> Stored:
         """The matrix of `initializer` as `format`, summed along `axis`; quantised when first asked for.
 
         One scale for each index of the other axis if `block` is 0, otherwise one for each `block` of them.
+        `importance` [in] weighs the errors, `balance` [in] multiplies the rows first (axis 0 only); the same
+        matrix must always come with the same ones.
         """
         key = (initializer, format, axis, block)
         if key not in self._stored:
-            self._stored[key] = self._quantise(*key, importance)
+            self._stored[key] = self._quantise(*key, importance, balance)
         return self._stored[key]
 
     def table(self, initializer: str, encoding: Encoding) -> TensorProto:
@@ -80,9 +88,15 @@ class QuantisedWeights:
         return external_tensor(name, TensorProto.UINT16, matrix.shape, self.path.name, start, length)
 
     def _quantise(
-        self, initializer: str, format: str, axis: int, block: int, importance: NDArray[np.float64] | None
+        self,
+        initializer: str,
+        format: str,
+        axis: int,
+        block: int,
+        importance: NDArray[np.float64] | None,
+        balance: Floats | None,
     ) -> Stored:
-        matrix = _Matrix(self._network, initializer)
+        matrix = _Matrix(self._network, initializer, balance)
         inner, outer = matrix.shape[axis], matrix.shape[1 - axis]
         if block and inner % block:
             raise ExportError(
@@ -159,13 +173,14 @@ class _Matrix:
     """A float32 initializer, read from its file in chunks of whole rows. Plain reads, not a map: mapped pages
     would count as memory of ours."""
 
-    def __init__(self, network: Network, initializer: str) -> None:
+    def __init__(self, network: Network, initializer: str, balance: Floats | None = None) -> None:
         tensor = network.initializers[initializer]
         place = external(tensor)
         if place is None or len(tensor.dims) != 2:
             raise ExportError(f"{initializer} is no external matrix")
         self.shape: tuple[int, int] = (tensor.dims[0], tensor.dims[1])
         self._file, self._offset = network.folder / place[0], place[1]
+        self._balance = balance
 
     def chunks(self, multiple: int = 1) -> Iterator[tuple[int, Floats]]:
         """(first row, rows [n, columns]), n a multiple of `multiple` where the matrix's height is."""
@@ -176,7 +191,10 @@ class _Matrix:
             for start in range(0, rows, step):
                 count = min(step, rows - start)
                 raw = np.fromfile(stream, np.float32, count * columns)
-                yield start, raw.reshape(count, columns)
+                chunk = raw.reshape(count, columns)
+                if self._balance is not None:
+                    chunk = chunk * self._balance[start : start + count, None]
+                yield start, chunk
 
     def largest(self, axis: int) -> Floats:
         """Largest magnitude along `axis`."""

@@ -15,6 +15,7 @@ from hexgraft.host.manifest import GraphEntry, ModelEntry
 
 _PARITY = {
     "agreement": "agreement {:.1%}",
+    "largest_margin": "margin where not {:.2g}",
     "kl": "KL {:.2g}",
     "sqnr_db": "SQNR {:.1f} dB",
     "perplexity_other": "perplexity {:.4g}",

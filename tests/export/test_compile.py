@@ -23,6 +23,7 @@ from pair import make_pair, write_pair
 
 from hexgraft.export.htp.compile import compile_binary
 from hexgraft.export.htp.network import Network
+from hexgraft.export.htp.parity import THRESHOLDS, Threshold
 from hexgraft.export.htp.parts import plan_parts, split
 from hexgraft.export.htp.soc import find_soc, soc_table
 from hexgraft.export.htp.stages import Stages, unfinished_folder
@@ -291,9 +292,10 @@ def test_an_interrupted_export_goes_on_where_it_stopped(folder: Path, bundle: Bu
 
 @needs_qnn
 def test_a_failing_gate_names_the_layer_and_force_records_it(
-    folder: Path, bundle: Bundle, tmp_path: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Layer 1's feed-forward at 4 bits, one scale a channel, with a poisoned column."""
+    monkeypatch.setitem(THRESHOLDS, "w4a16", Threshold(0.99, 0.01, 1.01))
     from safetensors.numpy import load_file, save_file
 
     checkpoint = write_pair(tmp_path, noise=None).parent / "target-checkpoint"
