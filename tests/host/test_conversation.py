@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from pair import make_pair
 from tiny_tokenizer import CHATML
@@ -177,3 +178,12 @@ def test_undo_reset_and_forgetting_the_oldest(codec: TextCodec) -> None:
     assert not talk.drop_oldest()
     talk.reset()
     assert [m["content"] for m in talk.messages()] == ["sys"]
+
+
+def test_a_text_begins_with_bos_exactly_once(codec: TextCodec, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = codec.encode_raw("The fox")
+    monkeypatch.setattr(codec, "_entry", msgspec.structs.replace(codec._entry, bos=0))
+    name = codec.token(0)
+    assert codec.encode_raw("The fox") == [0, *plain]
+    assert codec.encode_raw(name + "The fox") == [0, *plain]
+    assert codec.encode_plain("The fox") == plain
