@@ -56,8 +56,14 @@ def connect(server: AdbServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Conn
             monkeypatch.setenv(name, value)
     made: list[LoopbackDevice] = []
 
-    def make(model: PhoneModel | None = None, *, shell: str = "/bin/sh", **faults: object) -> LoopbackDevice:
-        device = LoopbackDevice(model, shell=shell)
+    def make(
+        model: PhoneModel | None = None,
+        *,
+        shell: str = "/bin/sh",
+        toybox: Path | None = None,
+        **faults: object,
+    ) -> LoopbackDevice:
+        device = LoopbackDevice(model, shell=shell, toybox=toybox)
         made.append(device)
         for name, value in faults.items():
             setattr(device.faults, name, value)
@@ -78,6 +84,15 @@ def device(connect: Connect) -> LoopbackDevice:
 @pytest.fixture
 def phone(device: LoopbackDevice) -> Phone:
     return open_phone(device.serial)
+
+
+@pytest.fixture
+def android(connect: Connect) -> LoopbackDevice:
+    """A phone with Android's shell and commands, where the machine has them."""
+    mksh, toybox = shutil.which("mksh"), shutil.which("toybox")
+    if mksh is None or toybox is None:
+        pytest.skip("mksh or toybox is not installed")
+    return connect(shell=mksh, toybox=Path(toybox))
 
 
 def wait_until(true: Callable[[], bool], seconds: float = 10.0) -> bool:

@@ -63,7 +63,8 @@ trap '' HUP
   rm -f stay-awake.saved
 } 8>alive.lock
 """
-_IS_OURS = f"tr '\\0' ' ' < /proc/$p/cmdline 2>/dev/null | grep -q {RUNNER}"
+# The kernel keeps 15 characters of a program's name.
+_IS_OURS = f'[ "$(cat /proc/$p/comm 2>/dev/null)" = {RUNNER[:15]} ]'
 
 
 class DeviceRunner:

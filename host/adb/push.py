@@ -39,7 +39,7 @@ umask 022
 _FINISH = """\
 p=$(cat {path}.pid 2>/dev/null) || exit 0
 for i in 1 2 3 4 5 6 7 8 9 10; do
-  tr '\\0' '\\n' < /proc/$p/cmdline 2>/dev/null | grep -qE '(^|/)tee$' || break
+  [ "$(cat /proc/$p/comm 2>/dev/null)" = tee ] || break
   [ $i = 10 ] && kill -9 $p
   sleep 0.1
 done

@@ -21,12 +21,15 @@ from hexgraft.host.loopback.faults import Faults
 from hexgraft.host.loopback.phone import PHONES
 from hexgraft.models.errors import INTERRUPTED, UsageError
 
+_PROGRAM = click.Path(exists=True, dir_okay=False, path_type=Path)
+
 
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.option("--phone", type=click.Choice(list(PHONES)), default="s24-ultra", show_default=True)
 @click.option("--port", default=0, help="Port to listen on. Default: a free one.")
 @click.option("--folder", type=click.Path(path_type=Path), help="Keep the phone's files here.")
 @click.option("--shell", default="/bin/sh", show_default=True, help="Its shell; mksh is Android's.")
+@click.option("--toybox", type=_PROGRAM, help="Its commands: Android's multi-call binary.")
 @click.option("--space", type=int, help="Size of its data partition in MB.")
 @click.option("--rate", type=float, help="Speed of the link in MB/s.")
 @click.option("--drop", type=float, multiple=True, help="Cut the link after so many MB; repeatable.")
@@ -38,6 +41,7 @@ def loopback(
     port: int,
     folder: Path | None,
     shell: str,
+    toybox: Path | None,
     space: int | None,
     rate: float | None,
     drop: tuple[float, ...],
@@ -62,7 +66,9 @@ def loopback(
     signal.signal(signal.SIGTERM, _interrupt)
     faults = Faults(rate=rate * 1e6 if rate else None, refuse=refuse, no_shell_v2=old)
     faults.drops.extend(round(megabytes * 1e6) for megabytes in drop)
-    with LoopbackDevice(PHONES[phone], folder=folder, port=port, faults=faults, shell=shell) as device:
+    with LoopbackDevice(
+        PHONES[phone], folder=folder, port=port, faults=faults, shell=shell, toybox=toybox
+    ) as device:
         device.set_space(space * 1_000_000 if space is not None else None)
         if command:
             return _run(device, command)

@@ -70,3 +70,6 @@ COMMANDS = {
     "tee": _LIMITED.replace("NAME", "tee").replace("LIMITED", "true"),
 }
 """Scripts by name, first in the device's PATH."""
+
+LIMITED = ("cat", "df", "tee")
+"""Those that are there for the size of the data partition alone."""

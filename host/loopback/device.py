@@ -24,8 +24,8 @@ _EMULATOR_PORTS = range(5554, 5586)
 class LoopbackDevice:
     """A phone at `serial` ("127.0.0.1:PORT"). A context manager: leaving it ends everything it started.
 
-    `folder` is kept if given, else a temporary one is made and removed. `shell` runs the commands; an
-    Android-like one (mksh) is stricter than most systems' own.
+    `folder` is kept if given, else a temporary one is made and removed. `shell` runs the commands, `toybox`
+    is them: mksh and toybox are what Android has, and stricter than most systems' own.
     """
 
     def __init__(
@@ -36,13 +36,14 @@ class LoopbackDevice:
         port: int = 0,
         faults: Faults | None = None,
         shell: str = "/bin/sh",
+        toybox: Path | None = None,
     ) -> None:
         self.model = model or PhoneModel()
         self.faults = faults or Faults()
         self.link = Link(self.faults)
         self._own = folder is None
         self._folder = folder or Path(tempfile.mkdtemp(prefix="hexgraft-phone-"))
-        self.sandbox = Sandbox(self._folder, self.model, shell)
+        self.sandbox = Sandbox(self._folder, self.model, shell, toybox)
         self._transports: set[Transport] = set()
         self._closing = False
         self._listener = _listen(port)

@@ -10,10 +10,11 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import time
 from pathlib import Path
 
-from hexgraft.host.loopback.commands import COMMANDS
+from hexgraft.host.loopback.commands import COMMANDS, LIMITED
 from hexgraft.host.loopback.phone import PhoneModel
 
 _ROOTS = r"/(?:data|sys|vendor|system|sdcard|dsp)(?![\w.-])"
@@ -22,11 +23,16 @@ _MAPPED = re.compile(rf"(?<![\w./*-])(?:{_ROOTS}|{_FILES})")
 
 
 class Sandbox:
-    """One device's folder. `shell` runs its commands: the system's, or an Android-like one."""
+    """One device's folder. `shell` runs its commands: the system's, or an Android-like one. With `toybox`,
+    Android's multi-call binary, its applets are all the commands there are; the partition has no limit then.
+    """
 
-    def __init__(self, folder: Path, model: PhoneModel, shell: str = "/bin/sh") -> None:
+    def __init__(
+        self, folder: Path, model: PhoneModel, shell: str = "/bin/sh", toybox: Path | None = None
+    ) -> None:
         self.folder = folder.resolve()
         self.shell = shell
+        self._toybox = toybox
         (self.folder / "data" / "local" / "tmp").mkdir(parents=True, exist_ok=True)
         for name in ("bin", "settings", "dumpsys", "dev"):
             (self.folder / name).mkdir(exist_ok=True)
@@ -34,8 +40,20 @@ class Sandbox:
             file = self.folder / "bin" / name
             file.write_text(text, encoding="utf-8")
             file.chmod(0o755)
+        if toybox is not None:
+            self._link(toybox)
         model.write(self.folder)
         self.boot()
+
+    def _link(self, toybox: Path) -> None:
+        """Put toybox's applets, and the shell, in place of the machine's commands."""
+        done = subprocess.run([str(toybox)], capture_output=True, text=True, check=True)
+        for name in LIMITED:
+            (self.folder / "bin" / name).unlink()
+        for name, target in [(applet, str(toybox)) for applet in done.stdout.split()] + [("sh", self.shell)]:
+            link = self.folder / "bin" / name
+            if not link.exists():
+                link.symlink_to(target)
 
     def boot(self) -> None:
         """A new boot: another boot id, nothing else of the files changes."""
@@ -53,7 +71,7 @@ class Sandbox:
 
     def environment(self) -> dict[str, str]:
         return {
-            "PATH": f"{self.folder / 'bin'}:/usr/local/bin:/usr/bin:/bin",
+            "PATH": str(self.folder / "bin") + ("" if self._toybox else ":/usr/local/bin:/usr/bin:/bin"),
             "HOME": str(self.folder),
             "SANDBOX": str(self.folder),
             "TMPDIR": str(self.folder / "data" / "local" / "tmp"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from pair import make_pair
-from phones import connect, device, one_server, phone, server  # noqa: F401  fixtures
+from phones import android, connect, device, one_server, phone, server  # noqa: F401  fixtures
 
 from hexgraft.export.writer import ExportOptions
 from hexgraft.host.bundle import Bundle

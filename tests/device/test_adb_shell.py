@@ -135,13 +135,9 @@ def test_a_killed_server_is_started_again(server: AdbServer, connect: Connect) -
     assert phone.run("echo back").stdout == "back\n"
 
 
-def test_an_android_like_shell(connect: Connect) -> None:
-    """mksh, where the machine has it, is what phones have."""
-    from pathlib import Path
-
-    shell = next((s for s in ("/bin/mksh", "/usr/bin/mksh") if Path(s).is_file()), None)
-    if shell is None:
-        pytest.skip("mksh is not installed")
-    phone = open_phone(connect(shell=shell).serial)
-    assert "KSH" in phone.run("echo $KSH_VERSION").stdout
+def test_android_s_own_shell(android: LoopbackDevice) -> None:
+    """mksh and toybox, where the machine has them, are what phones have."""
+    phone = open_phone(android.serial)
+    assert "MIRBSD KSH" in phone.run("echo $KSH_VERSION").stdout
+    assert "Toybox" in phone.run("ls --help").stdout
     assert phone.run(f"printf %s {quote(NASTY)}").stdout == NASTY

@@ -7,7 +7,6 @@ import random
 from pathlib import Path
 
 import pytest
-from phones import Connect
 
 from hexgraft.host.adb.errors import CommandFailed, ConnectionLost, NoSpace, TransferFailed
 from hexgraft.host.adb.phone import Phone, open_phone
@@ -304,16 +303,21 @@ def test_listing_and_removing(phone: Phone, device: LoopbackDevice, folder: Fold
     assert not device.sandbox.path(phone.root).exists()
 
 
-def test_an_android_like_shell_does_it_too(connect: Connect, folder: Folder) -> None:
-    shell = next((s for s in ("/bin/mksh", "/usr/bin/mksh") if Path(s).is_file()), None)
-    if shell is None:
-        pytest.skip("mksh is not installed")
-    device = connect(shell=shell)
-    phone = open_phone(device.serial)
-    device.faults.drops.append(3_000_000)
-    assert Pusher(phone).push(folder).lost == 1
-    assert on_phone(device, phone, folder) == ours(folder)
+def test_android_s_own_commands_do_it_too(android: LoopbackDevice, folder: Folder, tmp_path: Path) -> None:
+    phone = open_phone(android.serial)
+    android.faults.drops.extend([3_000_000, 2_000_000])
+    before = android.link.received
+    assert Pusher(phone).push(folder).lost == 2
+    assert android.link.received - before < SIZE + 2 * 3_000_000
+    assert on_phone(android, phone, folder) == ours(folder)
     assert Pusher(phone).push(folder).sent == 0
+    other = folder_of({**folder.pieces, "new.json": piece(tmp_path / "new", b"[1]")})
+    assert Pusher(phone).push(other).sent == 3
+    assert on_phone(android, phone, other) == ours(other)
+    assert phone.run(Store(phone).path(other, "tool")).stdout == "works\n"
+    Store(phone).remove(Store(phone).present())
+    Store(phone).remove_root()
+    assert not android.sandbox.path(phone.root).exists()
 
 
 @pytest.mark.slow

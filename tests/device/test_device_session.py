@@ -14,6 +14,7 @@ import pytest
 from phones import Connect, setting, wait_until
 
 from hexgraft.host.adb import session as device_session
+from hexgraft.host.adb.checkup import check_phone
 from hexgraft.host.adb.device_runner import end_runner, running
 from hexgraft.host.adb.errors import Busy, CommandFailed, ConnectionLost, NoDevice, Unfit
 from hexgraft.host.adb.phone import open_phone
@@ -139,6 +140,26 @@ def test_the_second_run_is_told_who_holds_the_phone(bundle: Bundle, device: Loop
     assert tokens(decode(bundle, session)) == tokens(decode(bundle, CpuSession(bundle)))
     session.close()
     DevicePlace(bundle, DeviceOptions()).runner.close()
+
+
+def test_android_s_own_shell_and_commands(bundle: Bundle, android: LoopbackDevice) -> None:
+    session = open_device_session(bundle, "target")
+    phone = open_phone()
+    assert running(phone) == session.connection.hello.pid
+    assert setting(android) == "7"
+    place = DevicePlace(bundle, DeviceOptions())
+    with pytest.raises(Busy):
+        _ = place.runner
+    assert tokens(decode(bundle, session)) == tokens(decode(bundle, CpuSession(bundle)))
+    android.drop()
+    with pytest.raises(ConnectionLost):
+        decode(bundle, session)
+    assert wait_until(lambda: android.sandbox.processes() == [], 2)
+    assert setting(android) == "0"
+    findings = list(check_phone(android.serial, phone.root, lambda facts: facts.soc))
+    assert [f.what for f in findings if f.state == "failed"] == []
+    assert findings[-1].what == "runner"
+    assert findings[-1].state == "ok"
 
 
 def test_two_phones_at_once(bundle: Bundle, connect: Connect) -> None:
