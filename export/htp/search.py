@@ -44,7 +44,7 @@ def search_keeps(
 
     Raises ExportError, with the figures reached, if half of the weights kept higher is not enough.
     """
-    judge = _Judge(network, bundle, ranges, tokens)
+    judge = Judge(network, bundle, ranges, tokens)
     try:
         found = judge.figures(precision, _ROWS)
         say(f"nothing kept higher: agreement {found.agreement:.1%}, KL {found.kl:.3g}")
@@ -55,7 +55,7 @@ def search_keeps(
         judge.close()
 
 
-def _fewest(judge: _Judge, precision: Precision, wanted: float, say: Callable[[str], None]) -> Precision:
+def _fewest(judge: Judge, precision: Precision, wanted: float, say: Callable[[str], None]) -> Precision:
     ranked = judge.ranking(precision, say)
     total = sum(judge.sizes.values())
     allowed, kept = 0, 0
@@ -85,7 +85,7 @@ def _fewest(judge: _Judge, precision: Precision, wanted: float, say: Callable[[s
     return judge.keeping(precision, ranked[:good])
 
 
-class _Judge:
+class Judge:
     """Runs variants of the network on the CPU over the same forced passes."""
 
     def __init__(self, network: Network, bundle: Bundle, ranges: Ranges, tokens: Sequence[int]) -> None:
