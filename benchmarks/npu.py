@@ -1,5 +1,5 @@
 """SmolLM2 quantised for the NPU against fp32, over 512 rows of held-out text, on the CPU: the same QDQ graphs
-that are compiled, computed exactly. `hexgraft export --target htp --parity-rows N` gives the emulator's figures."""
+that are compiled, computed exactly. The parity gate of `hexgraft export` gives the emulator's figures."""
 
 from __future__ import annotations
 
@@ -65,6 +65,5 @@ def figures() -> Iterator[Figure]:
 def kept(judge: Judge, precision: Precision) -> float:
     """Share of the projections' weights above the precision's own format, the head left out."""
     sizes, own = judge.sizes, precision.name.removesuffix("a16")
-    return float(
-        sum(size for name, size in sizes.items() if precision.of(name) != own) / np.sum(list(sizes.values()))
-    )
+    higher = sum(size for name, size in sizes.items() if precision.of(name) != own)
+    return higher / sum(sizes.values())
