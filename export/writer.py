@@ -261,9 +261,10 @@ def _whole_folder(path: Path, finished: Finished) -> Iterator[Path]:
 
 
 def _exists(path: Path) -> ExportError:
-    return ExportError(
-        f"{path} exists already", f"choose another name, or remove it: rm -r {quote(str(path))}"
-    )
+    hint = "choose another name"
+    if not Path.cwd().is_relative_to(path.resolve()):
+        hint += f", or remove it: rm -r {quote(str(path))}"
+    return ExportError(f"{path} exists already", hint)
 
 
 def _sweep(parent: Path, name: str, finished: Finished, own: Path) -> None:

@@ -44,6 +44,7 @@ class Sampling:
             (self.top_k >= 0, f"--top-k {self.top_k} is negative"),
             (0 < self.top_p <= 1, f"--top-p {self.top_p} is not in (0, 1]"),
             (0 <= self.min_p <= 1, f"--min-p {self.min_p} is not in [0, 1]"),
+            (0 <= self.seed < 1 << 64, f"--seed {self.seed} is not in 0..2^64-1"),
             (1e-3 <= self.repetition <= 1e3, f"--repetition-penalty {self.repetition} is not in 0.001..1000"),
             (abs(self.presence) <= 1e3, f"--presence-penalty {self.presence} is not in -1000..1000"),
             (abs(self.frequency) <= 1e3, f"--frequency-penalty {self.frequency} is not in -1000..1000"),

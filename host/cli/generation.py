@@ -96,13 +96,19 @@ def summary(stats: Stats, finish: str | None) -> str:
     """One line about a run: why it ended, how fast it was, what the trees brought."""
     reused = f", {stats.reused_tokens} of them from the cache" if stats.reused_tokens else ""
     parts = [
-        f"{stats.tokens} tokens in {stats.rounds} rounds ({stats.tokens_per_round:.2f} a round)",
+        f"{_count(stats.tokens, 'token')} in {_count(stats.rounds, 'round')} "
+        f"({stats.tokens_per_round:.2f} a round)",
         f"{stats.tokens_per_second:.1f} tokens/s",
-        f"prompt {stats.prompt_tokens} tokens in {stats.seconds.get('prefill', 0):.2f} s{reused}",
+        f"prompt {_count(stats.prompt_tokens, 'token')} in {stats.seconds.get('prefill', 0):.2f} s{reused}",
     ]
     if stats.draft_passes:
-        parts.append(f"{stats.draft_passes} draft passes")
+        passes = str(stats.draft_passes) + (" draft pass" if stats.draft_passes == 1 else " draft passes")
+        parts.append(passes)
     return f"[{finish}] " + ", ".join(parts)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def logprobs_json(logprobs: list[TokenLogprob], codec: TextCodec, best: int) -> list[dict[str, Any]]:

@@ -10,9 +10,16 @@ from typing import Any
 import click
 from rich.table import Table
 
-from hexgraft.host.bundle import Bundle, open_bundle
+from hexgraft.host.bundle import Bundle
 from hexgraft.host.cli.console import print_json, say, stdout, token_progress
-from hexgraft.host.cli.options import open_role, sampling_options, session_options, take_sampling
+from hexgraft.host.cli.options import (
+    open_checked,
+    open_role,
+    sampling_options,
+    session_options,
+    take_sampling,
+    verify_option,
+)
 from hexgraft.host.decode import DecodeOptions
 from hexgraft.host.drafters.base import Drafter
 from hexgraft.host.drafters.registry import DRAFTERS, make_drafter
@@ -30,14 +37,17 @@ WITH_MODEL = ("lookup", "chain", "best-first", "levels", "lookup+levels")
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--drafters", help="Names, comma separated. Default: all that fit the bundle.")
-@click.option("--sizes", default="4,8,16,32", show_default=True, help="Nodes of a tree.")
-@click.option("--tokens", default=96, show_default=True, type=click.IntRange(min=1), help="Tokens a prompt.")
+@click.option("--tree-sizes", default="4,8,16,32", show_default=True, help="Nodes of a tree.")
+@click.option(
+    "--max-tokens", default=96, show_default=True, type=click.IntRange(min=1), help="Tokens a prompt."
+)
 @click.option(
     "--category", multiple=True, type=click.Choice(CATEGORIES), help="Only these prompts. Repeatable."
 )
 @click.option("--prompts", type=click.Path(path_type=Path), help="A file of your own: a prompt a line.")
 @sampling_options
 @session_options
+@verify_option
 @click.option("--plot", type=click.Path(path_type=Path), help="Write a picture too: .png, .svg or .pdf.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def lab(bundle: Path, **options: Any) -> None:
@@ -49,13 +59,13 @@ def lab(bundle: Path, **options: Any) -> None:
     \b
     Examples:
       hexgraft lab smollm2
-      hexgraft lab pair --drafters chain,levels --sizes 8,16 --category code-edit --plot lab.png
+      hexgraft lab pair --drafters chain,levels --tree-sizes 8,16 --category code-edit --plot lab.png
     """
     if options["plot"] is not None:
         check_plot(options["plot"])
-    opened = open_bundle(bundle)
+    opened = open_checked(bundle, options["no_verify"])
     sampling = take_sampling(options)
-    sizes = _sizes(options["sizes"])
+    sizes = _sizes(options["tree_sizes"])
     names = _drafters(options["drafters"], opened)
     prompts = _prompts(options["prompts"], options["category"])
 
@@ -64,7 +74,7 @@ def lab(bundle: Path, **options: Any) -> None:
 
     target = session("target")
     stops = frozenset(opened.manifest.tokenizer.stop_tokens)
-    decode = DecodeOptions(max_tokens=options["tokens"], tree_size=1, stops=stops, sampling=sampling)
+    decode = DecodeOptions(max_tokens=options["max_tokens"], tree_size=1, stops=stops, sampling=sampling)
     with token_progress("decoding plainly", len(prompts)) as advance:
         transcripts = []
         for transcript in transcribe(target, prompts, _encoder(TextCodec(opened)), decode):
@@ -95,7 +105,7 @@ def _sizes(text: str) -> list[int]:
         sizes = []
     if not sizes or sizes[0] < 2 or sizes[-1] > 1024:
         raise UsageError(
-            f"--sizes {text!r} is not a list of numbers from 2 to 1024", "example: --sizes 4,8,16"
+            f"--tree-sizes {text!r} is not a list of numbers from 2 to 1024", "example: --tree-sizes 4,8,16"
         )
     return sizes
 

@@ -31,6 +31,8 @@ from hexgraft.models.errors import UsageError
 TEXT_LIMIT = 16 << 20
 """Bytes of a prompt, a system message or a corpus; far beyond any context."""
 
+DEFAULT_TREE_SIZE = 16
+
 Command = Callable[..., Any]
 
 
@@ -50,15 +52,36 @@ sampling_options = _all(
     click.option("--top-k", default=0, show_default=True, help="Draw from the k best; 0 for all."),
     click.option("--top-p", default=1.0, show_default=True, help="Draw from the best of this total mass."),
     click.option("--min-p", default=0.0, show_default=True, help="Drop tokens below this share of the best."),
-    click.option("--repetition-penalty", default=1.0, show_default=True),
-    click.option("--presence-penalty", default=0.0, show_default=True),
-    click.option("--frequency-penalty", default=0.0, show_default=True),
+    click.option(
+        "--repetition-penalty",
+        default=1.0,
+        show_default=True,
+        help="Divides the logits of tokens seen so far, prompt included; above 1 discourages them.",
+    ),
+    click.option(
+        "--presence-penalty",
+        default=0.0,
+        show_default=True,
+        help="Taken off the logit of every token generated so far.",
+    ),
+    click.option(
+        "--frequency-penalty",
+        default=0.0,
+        show_default=True,
+        help="Taken off the logit once for each time a token was generated.",
+    ),
     click.option("--seed", default=0, show_default=True, help="Keys every draw, with its position."),
 )
 """How tokens are drawn."""
 
 session_options = _all(
-    click.option("--backend", type=click.Choice(BACKENDS), default="cpu", show_default=True),
+    click.option(
+        "--backend",
+        type=click.Choice(BACKENDS),
+        default="cpu",
+        show_default=True,
+        help="Where graphs run: in this process, in the C++ runner, on the NPU's emulator, on a phone.",
+    ),
     click.option(
         "--widths",
         help="Pad passes to these widths, as a phone's static graphs do: `bundle`, or numbers. "
@@ -99,7 +122,11 @@ draft_options = _all(
         help="How to draft. Default: levels with a draft model, or lookup.",
     ),
     click.option("--plain", is_flag=True, help="Plain decoding, the same as --draft none."),
-    click.option("--tree-size", default=16, show_default=True, help="Nodes of a tree, its root counted."),
+    click.option(
+        "--tree-size",
+        type=int,
+        help="Nodes of a tree, its root counted. Default: 16, or the widest graph if that is narrower.",
+    ),
     click.option(
         "--tree-depth",
         type=click.IntRange(min=1),
@@ -122,7 +149,9 @@ draft_options = _all(
 """How trees are made and judged."""
 
 answer_options = _all(
-    click.option("--max-tokens", default=256, show_default=True, help="Tokens of an answer."),
+    click.option(
+        "--max-tokens", default=256, show_default=True, help="Tokens of an answer at the most, 1 or more."
+    ),
     click.option(
         "--stop", multiple=True, metavar="TEXT", help="End the answer right before this text; repeatable."
     ),
@@ -217,9 +246,13 @@ def open_decoder(bundle: Bundle, codec: TextCodec, answer: AnswerText, options: 
     sampling = take_sampling(options)
     verifier = make_verifier(options["verifier"], sampling.seed)
     name = _drafter_name(bundle, options)
+    target = open_role(bundle, "target", options)
+    tree_size = options["tree_size"]
+    if tree_size is None:
+        tree_size = min(DEFAULT_TREE_SIZE, target.spec.max_width)
     decode = DecodeOptions(
         max_tokens=options["max_tokens"],
-        tree_size=1 if name == "none" else options["tree_size"],
+        tree_size=1 if name == "none" else tree_size,
         tree_depth=options["tree_depth"],
         stops=frozenset(bundle.manifest.tokenizer.stop_tokens),
         logprobs=options.get("logprobs"),
@@ -228,7 +261,7 @@ def open_decoder(bundle: Bundle, codec: TextCodec, answer: AnswerText, options: 
     drafter = _drafter(
         name, bundle, codec, options, lambda: open_role(bundle, "draft", options), sampling, verifier
     )
-    return Decoder(open_role(bundle, "target", options), drafter, decode, verifier, answer.ends)
+    return Decoder(target, drafter, decode, verifier, answer.ends)
 
 
 def _drafter_name(bundle: Bundle, options: dict[str, Any]) -> str:

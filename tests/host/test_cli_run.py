@@ -272,3 +272,10 @@ def test_closed_streams_do_no_harm(
     )
     assert done.returncode == code
     assert done.stderr.startswith(said)
+
+
+def test_narrow_widths_take_a_tree_that_fits(bundle: Path) -> None:
+    """The default tree is 16 nodes; where the widest graph is narrower, the tree is."""
+    narrow = run_json(bundle, "-p", PROMPT, "--max-tokens", "12", "--widths", "3,5,7")
+    assert narrow["tokens"] == run_json(bundle, "-p", PROMPT, "--max-tokens", "12", "--plain")["tokens"]
+    assert narrow["stats"]["nodes"] > narrow["stats"]["rounds"]

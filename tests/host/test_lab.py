@@ -75,7 +75,16 @@ def test_the_command_prints_json_and_a_picture(bundle: Bundle, tmp_path: Path) -
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("one\n\ntwo\n", encoding="utf-8")
     picture = tmp_path / "lab.svg"
-    arguments = ["lab", str(bundle.path), "--prompts", str(prompts), "--tokens", "20", "--sizes", "4,8"]
+    arguments = [
+        "lab",
+        str(bundle.path),
+        "--prompts",
+        str(prompts),
+        "--max-tokens",
+        "20",
+        "--tree-sizes",
+        "4,8",
+    ]
     done = CliRunner().invoke(
         cli, [*arguments, "--drafters", "lookup,levels", "--plot", str(picture), "--json"]
     )
@@ -93,7 +102,7 @@ def test_the_command_prints_json_and_a_picture(bundle: Bundle, tmp_path: Path) -
     ("extra", "message"),
     [
         (["--drafters", "leaves"], "unknown drafter 'leaves'"),
-        (["--sizes", "4,x"], "--sizes '4,x' is not a list"),
+        (["--tree-sizes", "4,x"], "--tree-sizes '4,x' is not a list"),
         (["--plot", "lab.doc"], "has no picture format"),
         (["--plot", "no/such/lab.png"], "does not exist"),
         (["--prompts", "missing.txt"], "cannot read prompts"),
