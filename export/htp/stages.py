@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from hexgraft.models.errors import ExportError
@@ -72,9 +73,11 @@ def unfinished_folder(output: Path) -> Iterator[Path]:
     """The folder an export to `output` works in, kept between runs; only one process may use it at a time."""
     parent = output.resolve().parent
     if output.exists() or output.is_symlink():
-        raise ExportError(f"{output} exists already", f"choose another name, or remove it: rm -r {output}")
+        raise ExportError(
+            f"{output} exists already", f"choose another name, or remove it: rm -r {quote(str(output))}"
+        )
     if not parent.is_dir():
-        raise ExportError(f"the folder {parent} does not exist", f"mkdir -p {parent}")
+        raise ExportError(f"the folder {parent} does not exist", f"mkdir -p {quote(str(parent))}")
     folder = parent / f".{output.name}.unfinished"
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:

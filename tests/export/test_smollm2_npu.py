@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from families import save_family
 from htp_build import needs_qnn
 
 from hexgraft.host.bundle import Bundle, open_bundle
@@ -38,6 +39,18 @@ def sizes(bundle: Bundle) -> tuple[int, int]:
         for wanted in (True, False)
     )
     return bundle.manifest.files[shared].size, bundle.manifest.files[single].size
+
+
+@pytest.mark.parametrize("family", ["gemma3", "qwen3", "phi3", "qwen2-window"])
+def test_other_families_pass_the_gate(family: str, tmp_path: Path) -> None:
+    """Norms of heads, GELU, windows with a mask of their own: tiny random models of each."""
+    checkpoint = save_family(tmp_path / "m", family)
+    words = ["export", str(checkpoint), "-o", str(tmp_path / "b"), "--widths", "8", "--context", "96"]
+    words += ["--target", "htp", "--soc", "SM8650", "--parity-rows", "48"]
+    result = CliRunner().invoke(cli, words)
+    assert result.exit_code == 0, result.output
+    (figures,) = open_bundle(tmp_path / "b").manifest.parity.values()
+    assert figures["kl"] < 1e-3
 
 
 def test_fp16_agrees(tmp_path: Path) -> None:
