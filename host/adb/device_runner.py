@@ -33,6 +33,9 @@ STAY_AWAKE = "stay_on_while_plugged_in"
 _POWER_SOURCES = 7
 _HELD = 75
 _NO_FOLDER = 76
+_UNFINISHED = 77
+_RESTORING = 100
+"""Tenths of a second that the watcher of an earlier run may take to restore the phone's settings."""
 _KILLED = 137
 _LINES = 40
 # FastRPC separates with semicolons. Ours comes before the vendor's, whose skel is of another release.
@@ -41,7 +44,7 @@ _VENDOR_DSP = "/vendor/lib/rfsa/adsp;/vendor/dsp/cdsp;/vendor/dsp;/dsp"
 _START = """\
 cd {root} || exit {no_folder}
 {{ flock -n 9 || {{ cat run.pid >&2; exit {held}; }}
-  flock 8
+  i=0; until flock -n 8; do i=$((i+1)); [ $i -lt {patience} ] || exit {unfinished}; sleep 0.1; done
   echo $$ > run.pid
 {awake}  LD_LIBRARY_PATH={folder} ADSP_LIBRARY_PATH={dsp} exec {command}
 }} 9>run.lock 8>alive.lock
@@ -192,6 +195,11 @@ class DeviceRunner:
                 f"another run holds {self.phone.name}: its runner is process {holder}",
                 f"wait for it, or end it: adb -s {self.phone.serial} shell kill {holder}",
             )
+        if code == _UNFINISHED:
+            return Busy(
+                f"{self.phone.name} is still restoring its settings after the last run",
+                "wait a moment and run again; rebooting the phone helps: adb reboot",
+            )
         if code in (126, 127, _NO_FOLDER):
             return CommandFailed(
                 f"the runner on {self.phone.name} cannot be started: {said or 'no such file'}",
@@ -226,6 +234,8 @@ def start_command(root: str, release: Release, stay_awake: bool) -> str:
     return _START.format(
         root=quote(root),
         no_folder=_NO_FOLDER,
+        patience=_RESTORING,
+        unfinished=_UNFINISHED,
         held=_HELD,
         awake=awake,
         folder=quote(folder),

@@ -38,15 +38,15 @@ def bundle_folder(bundle: Bundle, graphs: str) -> Folder:
     return Folder("bundles", bundle.digest, pieces, graphs)
 
 
-def choose_chip(bundle: Bundle, facts: PhoneFacts, soc_model: int | None) -> str:
-    """The chip whose build of the bundle fits the phone, as the manifest names it; raises Unfit if none does.
+def choose_chip(bundle: Bundle, facts: PhoneFacts, soc_model: int | None) -> HtpEntry:
+    """What the build of the bundle that fits the phone was compiled for; raises Unfit if none does.
 
     `soc_model` is the number QAIRT knows the phone's chip by, None where the chip is not known.
     """
-    built = {g.htp.soc: g.htp.soc_model for g in _graphs(bundle) if g.provider == "htp" and g.htp is not None}
-    for name, number in built.items():
-        if number == soc_model or name == facts.soc:
-            return name
+    built = {g.htp.soc: g.htp for g in _graphs(bundle) if g.provider == "htp" and g.htp is not None}
+    for name, entry in built.items():
+        if entry.soc_model == soc_model or name == facts.soc:
+            return entry
     chip = facts.soc or facts.board or "a chip it does not name"
     raise Unfit(
         f"{bundle.path} is compiled for {', '.join(built)}, the phone {facts.serial} has {chip}",

@@ -25,22 +25,27 @@ STALL = 60.0
 """Seconds without progress after which a link counts as lost."""
 
 _RESERVE = 1.1
-# All of the file passes sha256sum, what an earlier try left of it included. A tee that cannot write may go on
-# passing data: its failure must change the hash.
-_RECEIVE = """\
+# A tee that cannot write may go on passing data: its failure must change the hash.
+_BEGIN = """\
 trap '' HUP
 umask 022
-{{ [ {start} = 0 ] || cat {path}
-  sh -c 'echo $$ > "$0.pid"; exec tee -a "$0"' {path} || echo failed
-}} | sha256sum
+{{ sh -c 'echo $$ > "$0.pid"; exec tee -a "$0"' {path} || echo failed; }} | sha256sum
+"""
+_CONTINUE = """\
+trap '' HUP
+umask 022
+echo $$ > {path}.pid
+exec tee -a {path} > /dev/null
 """
 # The tee of a broken connection ignores the hang-up, to write all it was given. It has the end of its input
 # before it; one that does not see it is ended, or it would append when it must not.
 _FINISH = """\
 p=$(cat {path}.pid 2>/dev/null) || exit 0
-for i in 1 2 3 4 5 6 7 8 9 10; do
+i=0
+while [ $i -lt 30 ]; do
   [ "$(cat /proc/$p/comm 2>/dev/null)" = tee ] || break
-  [ $i = 10 ] && kill -9 $p
+  i=$((i+1))
+  [ $i = 30 ] && kill -9 $p
   sleep 0.1
 done
 rm -f {path}.pid
@@ -174,7 +179,7 @@ class Pusher:
         """Append bytes `start`.. of a file to its `.part`; the sha256 of all that is there then."""
         piece = folder.pieces[name]
         path = quote(self.store.path(folder, name + ".part"))
-        stream = self.phone.start(_RECEIVE.format(path=path, start=start))
+        stream = self.phone.start((_CONTINUE if start else _BEGIN).format(path=path))
         stream.settimeout(STALL)
         try:
             with piece.source.open("rb") as file:
@@ -199,6 +204,8 @@ class Pusher:
         if at < piece.size:
             raise BundleError(f"{piece.source} became shorter while it was pushed", "export it again")
         self.phone.run(f"rm -f {path}.pid")
+        if start:  # what an earlier try left was not hashed on its way
+            return self.store.hashes(folder, [name + ".part"]).get(name + ".part", "")
         return done.stdout.partition(" ")[0]
 
     def _end(self, stream: ShellStream, name: str) -> Completed:

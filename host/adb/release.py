@@ -98,10 +98,14 @@ def _qnn(target: str, arch: int | None) -> Iterator[Path]:
     yield from (folder / name for name in (PLUGIN, *_NEEDED))
     # A Python wheel keeps libraries of its own, the C++ runtime among them, in a folder beside the package.
     yield from sorted(folder.parent.glob(f"{folder.name}.libs/*.so*"))
-    for file in sorted(folder.glob("libQnnHtpV*.so")):
-        match = _STUBS.fullmatch(file.name)
-        if match and arch in (None, int(match[1])):
-            yield file
+    found = [(file, _STUBS.fullmatch(file.name)) for file in sorted(folder.glob("libQnnHtpV*.so"))]
+    pair = [file for file, match in found if match and arch in (None, int(match[1]))]
+    if arch is not None and len(pair) < 2:
+        raise UsageError(
+            f"{folder} lacks libQnnHtpV{arch}Stub.so or libQnnHtpV{arch}Skel.so",
+            f"gather all of one release: hexgraft device sdk --target {target}",
+        )
+    yield from pair
 
 
 def _piece(path: Path, executable: bool) -> Piece:

@@ -18,6 +18,7 @@ from hexgraft.host.adb.push import Progress, Pushed, Pusher
 from hexgraft.host.adb.release import Release, find_release
 from hexgraft.host.adb.store import Folder
 from hexgraft.host.bundle import Bundle
+from hexgraft.host.manifest import HtpEntry
 from hexgraft.host.runner_connection import Operation
 from hexgraft.host.runner_session import RunnerSession
 from hexgraft.host.wire import RunnerError
@@ -68,17 +69,20 @@ class DevicePlace:
         self.phone: Phone = open_phone(options.serial, options.root)
         facts = gather(self.phone)
         graphs = graphs_for(bundle, facts.target, options.provider)
-        self.soc = self._check(facts) if graphs == "htp" else None
+        chip = self._check(facts) if graphs == "htp" else None
+        self.soc = chip.soc if chip else None
         """The chip whose build is used, None where there is no choice."""
-        self.release: Release = find_release(facts.target, qnn=options.provider == "htp")
+        self.release: Release = find_release(
+            facts.target, qnn=options.provider == "htp", arch=chip.arch if chip else None
+        )
         check_release(bundle, graphs, self.release.libraries)
         self.folder: Folder = bundle_folder(bundle, graphs)
         self._runner: DeviceRunner | None = None
         self.users = 0
         """Sessions that use the runner."""
 
-    def _check(self, facts: PhoneFacts) -> str:
-        """The chip to run on the NPU with; raises Unfit before anything moves."""
+    def _check(self, facts: PhoneFacts) -> HtpEntry:
+        """The chip to run on; raises Unfit before anything moves."""
         if not facts.nodes:
             raise Unfit(
                 f"{self.phone.name} ({facts.soc or 'unknown chip'}) has no Hexagon NPU that adb may reach",

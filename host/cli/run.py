@@ -184,6 +184,8 @@ def read_prompt(prompt: str | None, file: Path | None, dash: str | None) -> str:
         text = decode_text(sys.stdin.buffer.read(TEXT_LIMIT + 1), "the prompt on standard input")
     if not text:
         raise UsageError("the prompt is empty", "give some text with -p TEXT, -f FILE, or - for stdin")
+    if "\0" in text:
+        raise UsageError(f"the prompt has a NUL at character {text.index(chr(0))}", "give a text file")
     return text
 
 

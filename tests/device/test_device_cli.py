@@ -255,6 +255,14 @@ def test_a_prompt_of_300_kb_is_measured_not_cut(
     assert "tokens, the context holds" in there.err
 
 
+def test_a_prompt_with_a_nul_is_refused(hexgraft: Hexgraft, bundle: Bundle, tmp_path: Path) -> None:
+    file = tmp_path / "nul"
+    file.write_bytes(b"ab\0c")
+    result = hexgraft("run", str(bundle.path), "-f", str(file), "--raw")
+    assert result.code == USAGE
+    assert "the prompt has a NUL at character 2" in result.err
+
+
 def test_traces_compare_identical(
     hexgraft: Hexgraft, bundle: Bundle, device: LoopbackDevice, tmp_path: Path
 ) -> None:

@@ -70,8 +70,8 @@ def test_which_graphs_a_runner_loads(bundle: Bundle) -> None:
 def test_the_chip_is_chosen_by_number_or_name(bundle: Bundle) -> None:
     both = compiled(bundle, ("SM8650", 57), ("SM8750", 69))
     facts = parse("X", "=== properties\n[ro.soc.model]: [QCS8750]\n")
-    assert choose_chip(both, facts, 69) == "SM8750"
-    assert choose_chip(both, parse("X", "=== properties\n[ro.soc.model]: [SM8650]\n"), None) == "SM8650"
+    assert choose_chip(both, facts, 69).soc == "SM8750"
+    assert choose_chip(both, parse("X", "=== properties\n[ro.soc.model]: [SM8650]\n"), None).soc == "SM8650"
     with pytest.raises(Unfit, match=r"is compiled for SM8650, SM8750, the phone X has QCS8750") as raised:
         choose_chip(both, facts, 43)
     assert raised.value.hint == "export again with --soc QCS8750"

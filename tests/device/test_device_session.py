@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -291,6 +293,47 @@ def test_a_runner_that_cannot_start_says_why(
         open_device_session(bundle, "target")
     broken.write_text("#!/bin/sh\nexec nothing-of-the-kind\n")
     with pytest.raises(CommandFailed, match=r"cannot be started: .*not found"):
+        open_device_session(bundle, "target")
+
+
+def test_what_the_runner_is_started_with(
+    bundle: Bundle, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Our folder first for both loaders, semicolons for the NPU's; lock and number are the runner's."""
+    spy = tmp_path / "hexgraft-runner"
+    spy.write_text(
+        '#!/bin/sh\nfor v in "$LD_LIBRARY_PATH" "$ADSP_LIBRARY_PATH" "$$ $(cat run.pid)" "$*" '
+        '"$(readlink /proc/$$/fd/9)"; do echo "$v" >&2; done\nexit 3\n'
+    )
+    spy.chmod(0o755)
+    monkeypatch.setenv("HEXGRAFT_RUNNER", str(spy))
+    for shell in filter(None, ("/bin/sh", shutil.which("mksh"))):
+        device = connect(shell=shell)
+        lines: list[str] = []
+        options = DeviceOptions(device.serial, note=lines.append)
+        with pytest.raises(CommandFailed, match="did not start"):
+            open_device_session(bundle, "target", options)
+        root = f"{device.sandbox.folder}/data/local/tmp/hexgraft"
+        folder = f"{root}/{find_release(f'linux-{platform.machine()}', qnn=False).folder.name}"
+        first, second, numbers, words, lock = lines[:5]
+        assert first == folder
+        assert second.split(";")[0] == folder
+        assert second.endswith(";/dsp") or second.endswith(f";{device.sandbox.folder}/dsp")
+        assert numbers.split()[0] == numbers.split()[1]
+        assert words == f"--ort {folder}/libonnxruntime.so"
+        assert lock == f"{root}/run.lock"
+
+
+def test_settings_that_are_not_restored_in_time(
+    bundle: Bundle, device: LoopbackDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hexgraft.host.adb.device_runner._RESTORING", 2)
+    phone = open_phone()
+    phone.run(
+        f"mkdir -p {phone.root}; cd {phone.root}; flock alive.lock -c 'setsid sleep 68' > /dev/null 2>&1 &"
+    )
+    assert wait_until(lambda: device.sandbox.processes() != [])
+    with pytest.raises(Busy, match="is still restoring its settings"):
         open_device_session(bundle, "target")
 
 

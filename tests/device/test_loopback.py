@@ -202,6 +202,14 @@ def test_settings_and_properties(adb: Adb) -> None:
     assert adb("shell", "settings get global none").stdout == b"3\n"
 
 
+def test_everything_is_killed_after_so_many_bytes(adb: Adb, device: LoopbackDevice) -> None:
+    device.faults.kill_after = 100_000
+    done = adb("shell", f"exec cat > {TMP}/x", given=bytes(500_000))
+    assert done.returncode == 137
+    assert device.faults.kill_after is None
+    assert device.sandbox.path(f"{TMP}/x").stat().st_size < 500_000
+
+
 def test_a_failing_adb_command_raises(server: AdbServer) -> None:
     with pytest.raises(HexgraftError, match="adb nonsense failed"):
         server.run("nonsense")
