@@ -23,7 +23,7 @@ DEV := $(VENV)/.installed-$(EXTRAS)
 PHONE := $(VENV)/.installed-device
 
 # The folder `hexgraft device sdk` gathers a target's files in.
-SDK = $$($(BIN)/python -c 'from hexgraft.host.sdk import sdk_folder; print(sdk_folder("$(1)"))')
+SDK = $$($(BIN)/python -c 'from hexgraft.host.runner.sdk import sdk_folder; print(sdk_folder("$(1)"))')
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-device test test-slow lint format docs bench device device-aarch64 clean

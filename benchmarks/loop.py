@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.figure import Figure
 from hexgraft.host.decode import DecodeOptions, Decoder
 from hexgraft.host.drafters.lookup import Lookup
-from hexgraft.host.scripted_session import ScriptedSession
+from hexgraft.host.lab.scripted_session import ScriptedSession
 from hexgraft.host.session import SessionSpec
 
 CORPUS = 50_000

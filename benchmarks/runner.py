@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from benchmarks.figure import Figure
 from benchmarks.smollm2 import smollm2_bundle
 from hexgraft.host.cpu_session import CpuSession
-from hexgraft.host.local_runner import LocalRunner
-from hexgraft.host.runner_session import RunnerSession
+from hexgraft.host.runner.local import LocalRunner
+from hexgraft.host.runner.session import RunnerSession
 from hexgraft.host.session import Session, causal
 from hexgraft.models.errors import UsageError
 

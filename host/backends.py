@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from hexgraft.host.adb.session import DeviceOptions, open_device_session
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cpu_session import CpuSession
-from hexgraft.host.htp_session import HtpSession
-from hexgraft.host.runner_session import open_local_session
+from hexgraft.host.htp.session import HtpSession
+from hexgraft.host.runner.session import open_local_session
 from hexgraft.host.session import Session
 from hexgraft.models.errors import UsageError
 

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hexgraft.host.qnn import qnn_options
+from hexgraft.host.htp.qnn import qnn_options
 
 
 def compile_graph(graph: dict[str, Any], job: dict[str, Any], last: bool) -> None:

@@ -12,9 +12,9 @@ from hexgraft.export.htp.parity import THRESHOLDS, compare, failures, gate_passe
 from hexgraft.export.htp.worst_layer import worst_layer
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cpu_session import CpuSession
-from hexgraft.host.htp_session import HtpSession
+from hexgraft.host.htp.session import HtpSession
 from hexgraft.host.manifest import GraphEntry
-from hexgraft.host.replay import ForcedPass
+from hexgraft.host.traces.replay import ForcedPass
 from hexgraft.models.errors import ExportError
 
 _QUIET = 20.0

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hexgraft.host.replay import (
+from hexgraft.host.session import Session
+from hexgraft.host.traces.replay import (
     Figures,
     ForcedPass,
     Pair,
@@ -17,7 +18,6 @@ from hexgraft.host.replay import (
     replay,
     tree_pass,
 )
-from hexgraft.host.session import Session
 from hexgraft.host.tree import TokenTree, TreeBuilder
 
 TIE = 0.05

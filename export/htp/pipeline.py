@@ -28,8 +28,8 @@ from hexgraft.export.writer import (
     write_manifest,
 )
 from hexgraft.host.bundle import Bundle, open_bundle
+from hexgraft.host.htp.qnn import qairt_version, require_qnn
 from hexgraft.host.manifest import GraphEntry
-from hexgraft.host.qnn import qairt_version, require_qnn
 from hexgraft.host.text import TextCodec
 from hexgraft.models.checkpoint import Checkpoint
 from hexgraft.models.errors import ExportError

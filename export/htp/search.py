@@ -20,8 +20,8 @@ from hexgraft.export.htp.ranges import Ranges
 from hexgraft.export.htp.weights import QuantisedWeights
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cpu_session import CpuSession
-from hexgraft.host.replay import Figures, ForcedPass, Pair, measure, prefill_passes
 from hexgraft.host.session import Floats
+from hexgraft.host.traces.replay import Figures, ForcedPass, Pair, measure, prefill_passes
 from hexgraft.models.errors import ExportError
 
 _WIDTH = 128

@@ -14,9 +14,9 @@ from onnx import TensorProto, helper
 from hexgraft.export.htp.build import Build
 from hexgraft.export.htp.compile import compile_binary
 from hexgraft.host.cpu_session import CpuSession
-from hexgraft.host.htp_runtime import HtpRuntime
-from hexgraft.host.replay import ForcedPass
+from hexgraft.host.htp.runtime import HtpRuntime
 from hexgraft.host.session import Floats, causal
+from hexgraft.host.traces.replay import ForcedPass
 from hexgraft.models.errors import HexgraftError
 
 _STAGES = ("attended", "out")

@@ -21,9 +21,9 @@ from hexgraft.host.adb.phone import Phone
 from hexgraft.host.adb.release import ORT, PLUGIN, Release
 from hexgraft.host.adb.shell import LOST_HINT, ShellStream, quote
 from hexgraft.host.adb.vendor_errors import diagnose
-from hexgraft.host.local_runner import RUNNER
-from hexgraft.host.runner_connection import RunnerConnection
-from hexgraft.host.wire import RunnerLost
+from hexgraft.host.runner.connection import RunnerConnection
+from hexgraft.host.runner.local import RUNNER
+from hexgraft.host.runner.wire import RunnerLost
 from hexgraft.models.errors import HexgraftError
 
 SILENCE = 600.0

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from hexgraft.host.adb.errors import Unfit
 from hexgraft.host.adb.store import Folder, Piece
-from hexgraft.host.local_runner import RUNNER, find_ort, find_qnn, find_runner, source_folder
-from hexgraft.host.sdk import TARGETS, sdk_folder
+from hexgraft.host.runner.local import RUNNER, find_ort, find_qnn, find_runner, source_folder
+from hexgraft.host.runner.sdk import TARGETS, sdk_folder
 from hexgraft.models.errors import UsageError
 
 ORT = "libonnxruntime.so"

@@ -19,9 +19,9 @@ from hexgraft.host.adb.release import Release, find_release
 from hexgraft.host.adb.store import Folder
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.manifest import HtpEntry
-from hexgraft.host.runner_connection import Operation
-from hexgraft.host.runner_session import RunnerSession
-from hexgraft.host.wire import RunnerError
+from hexgraft.host.runner.connection import Operation
+from hexgraft.host.runner.session import RunnerSession
+from hexgraft.host.runner.wire import RunnerError
 from hexgraft.models.errors import BundleError, UsageError
 
 PROVIDERS = ("cpu", "htp")

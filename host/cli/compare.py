@@ -26,7 +26,8 @@ from hexgraft.host.cli.options import (
 )
 from hexgraft.host.cli.run import read_prompt
 from hexgraft.host.cli.tree_view import visible
-from hexgraft.host.compare import (
+from hexgraft.host.text import TextCodec
+from hexgraft.host.traces.compare import (
     DIFFERENT,
     IDENTICAL,
     NOISE_FLOAT32,
@@ -36,10 +37,9 @@ from hexgraft.host.compare import (
     as_dict,
     candidates,
 )
-from hexgraft.host.compare import compare as compare_traces
-from hexgraft.host.text import TextCodec
-from hexgraft.host.trace import Recorder, Texts, Trace, top_recorded
-from hexgraft.host.trace_file import read_trace
+from hexgraft.host.traces.compare import compare as compare_traces
+from hexgraft.host.traces.trace import Recorder, Texts, Trace, top_recorded
+from hexgraft.host.traces.trace_file import read_trace
 from hexgraft.models.errors import FAILED, UsageError
 
 _BEFORE = 16

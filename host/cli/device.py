@@ -10,8 +10,8 @@ import msgspec
 
 from hexgraft.host.cli.console import print_json, say
 from hexgraft.host.cli.loopback import loopback
-from hexgraft.host.runner_build import PRESETS, build_runner
-from hexgraft.host.sdk import TARGETS, Sources, gather, sdk_folder
+from hexgraft.host.runner.build import PRESETS, build_runner
+from hexgraft.host.runner.sdk import TARGETS, Sources, gather, sdk_folder
 
 _HERE = f"linux-{platform.machine()}"
 _EXISTING = click.Path(exists=True, path_type=Path)

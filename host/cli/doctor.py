@@ -15,7 +15,7 @@ from hexgraft.host.adb.errors import NoDevice
 from hexgraft.host.adb.phone import ROOT
 from hexgraft.host.cli.console import print_json
 from hexgraft.host.cli.phone_options import chip, phone_options
-from hexgraft.host.local_runner import find_runner
+from hexgraft.host.runner.local import find_runner
 from hexgraft.models.errors import FAILED as EXIT_FAILED
 from hexgraft.models.errors import NO_DEVICE, HexgraftError
 

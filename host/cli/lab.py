@@ -23,9 +23,9 @@ from hexgraft.host.cli.options import (
 from hexgraft.host.decode import DecodeOptions
 from hexgraft.host.drafters.base import Drafter
 from hexgraft.host.drafters.registry import DRAFTERS, make_drafter
-from hexgraft.host.lab import LabRow, compare_drafters, transcribe
-from hexgraft.host.lab_plot import check_plot, plot_lab
-from hexgraft.host.lab_prompts import CATEGORIES, LAB_PROMPTS, LabPrompt
+from hexgraft.host.lab.comparison import LabRow, compare_drafters, transcribe
+from hexgraft.host.lab.plot import check_plot, plot_lab
+from hexgraft.host.lab.prompts import CATEGORIES, LAB_PROMPTS, LabPrompt
 from hexgraft.host.session import Session
 from hexgraft.host.text import TextCodec
 from hexgraft.models.errors import UsageError

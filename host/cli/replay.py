@@ -14,15 +14,15 @@ from rich.table import Table
 from hexgraft.host.adb.session import PROVIDERS
 from hexgraft.host.backends import BACKENDS
 from hexgraft.host.bundle import Bundle
-from hexgraft.host.cache_check import NOISE, CacheCheck, Damage
 from hexgraft.host.cli.console import print_json, say, stdout
 from hexgraft.host.cli.options import open_checked, open_role, verify_option
 from hexgraft.host.cli.tree_view import visible
-from hexgraft.host.replay import Figures
-from hexgraft.host.replay_report import Report, replay_trace
 from hexgraft.host.session import Session
-from hexgraft.host.trace import Header, Trace
-from hexgraft.host.trace_file import read_trace
+from hexgraft.host.traces.cache_check import NOISE, CacheCheck, Damage
+from hexgraft.host.traces.replay import Figures
+from hexgraft.host.traces.replay_report import Report, replay_trace
+from hexgraft.host.traces.trace import Header, Trace
+from hexgraft.host.traces.trace_file import read_trace
 from hexgraft.models.errors import FAILED, UsageError
 
 

@@ -11,8 +11,8 @@ import click
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.decode import Decoder, Round
 from hexgraft.host.text import TextCodec
-from hexgraft.host.trace import Recorder, top_recorded
-from hexgraft.host.trace_file import TraceWriter
+from hexgraft.host.traces.trace import Recorder, top_recorded
+from hexgraft.host.traces.trace_file import TraceWriter
 
 trace_option = click.option(
     "--trace",

@@ -9,9 +9,9 @@ import click
 from hexgraft.host.atomic_file import write_whole
 from hexgraft.host.cli.console import say, stdout
 from hexgraft.host.cli.tree_view import draw_round
-from hexgraft.host.trace import Trace
-from hexgraft.host.trace_file import read_trace
-from hexgraft.host.tree_page import render_page
+from hexgraft.host.traces.trace import Trace
+from hexgraft.host.traces.trace_file import read_trace
+from hexgraft.host.traces.tree_page import render_page
 from hexgraft.models.errors import UsageError
 
 

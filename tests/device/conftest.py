@@ -12,8 +12,8 @@ from phones import android, connect, device, one_server, phone, server  # noqa: 
 
 from hexgraft.export.writer import ExportOptions
 from hexgraft.host.bundle import Bundle
-from hexgraft.host.local_runner import RUNNER, LocalRunner
-from hexgraft.host.runner_build import build_runner
+from hexgraft.host.runner.build import build_runner
+from hexgraft.host.runner.local import RUNNER, LocalRunner
 from hexgraft.models.errors import UsageError
 
 CONTEXT = 600

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from hexgraft.host.logits import NotFinite
-from hexgraft.host.runner_connection import RunnerConnection
-from hexgraft.host.runner_session import RunnerSession
+from hexgraft.host.runner.connection import RunnerConnection
+from hexgraft.host.runner.session import RunnerSession
 from hexgraft.host.session import Visibility, causal, tree_visibility
 from hexgraft.models.errors import BundleError
 

@@ -14,10 +14,10 @@ from test_native import DEVICE, run_ctest
 
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cpu_session import CpuSession
-from hexgraft.host.local_runner import RUNNER, LocalRunner
-from hexgraft.host.runner_build import find_headers
-from hexgraft.host.runner_session import RunnerSession
-from hexgraft.host.sdk import sdk_folder
+from hexgraft.host.runner.build import find_headers
+from hexgraft.host.runner.local import RUNNER, LocalRunner
+from hexgraft.host.runner.sdk import sdk_folder
+from hexgraft.host.runner.session import RunnerSession
 from hexgraft.host.session import causal, tree_visibility
 
 SYSROOT = Path("/usr/aarch64-linux-gnu")

@@ -21,7 +21,7 @@ from hexgraft.host.adb.fit import bundle_folder, check_release, choose_chip, gra
 from hexgraft.host.adb.session import DeviceOptions, close_places, open_device_session
 from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.decode import DecodeOptions, Decoder
-from hexgraft.host.htp_session import HtpSession
+from hexgraft.host.htp.session import HtpSession
 from hexgraft.host.loopback.phone import PHONES
 from hexgraft.host.manifest import FileEntry, GraphEntry, HtpEntry
 from hexgraft.host.session import Session

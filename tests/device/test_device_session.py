@@ -36,9 +36,9 @@ from hexgraft.host.drafters.registry import make_drafter
 from hexgraft.host.loopback.adb_server import AdbServer
 from hexgraft.host.loopback.device import LoopbackDevice
 from hexgraft.host.loopback.phone import PHONES
+from hexgraft.host.runner.wire import RunnerLost
 from hexgraft.host.sampling import Sampling
 from hexgraft.host.session import Session
-from hexgraft.host.wire import RunnerLost
 from hexgraft.models.errors import CONNECTION_LOST, FAILED, UsageError
 
 PROMPT = [40, 51, 7, 260, 33, 12]

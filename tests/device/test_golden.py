@@ -8,9 +8,9 @@ import pytest
 from conversation import GOLDEN, REFUSED, Replay, converse, fake_logits, golden_frames
 
 from hexgraft.host.logits import NotFinite, topk
-from hexgraft.host.runner_connection import RunnerConnection
+from hexgraft.host.runner.connection import RunnerConnection
+from hexgraft.host.runner.wire import Hello, RunnerLost
 from hexgraft.host.session import TopK
-from hexgraft.host.wire import Hello, RunnerLost
 from hexgraft.models.errors import BundleError
 
 

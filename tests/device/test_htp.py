@@ -24,11 +24,11 @@ from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.cpu_session import CpuSession
 from hexgraft.host.decode import DecodeOptions, Decoder, Round
 from hexgraft.host.drafters.registry import make_drafter
-from hexgraft.host.htp_session import HtpSession
-from hexgraft.host.local_runner import LocalRunner
-from hexgraft.host.runner_session import RunnerSession
+from hexgraft.host.htp.session import HtpSession
+from hexgraft.host.runner.local import LocalRunner
+from hexgraft.host.runner.session import RunnerSession
+from hexgraft.host.runner.wire import RunnerError
 from hexgraft.host.session import Session, tree_visibility
-from hexgraft.host.wire import RunnerError
 from hexgraft.models.checkpoint import open_checkpoint
 from hexgraft.models.errors import BundleError, DecodeError
 

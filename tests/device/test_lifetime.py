@@ -16,16 +16,23 @@ import pytest
 from conversation import Replay, golden_frames
 
 from hexgraft.host.bundle import Bundle
-from hexgraft.host.local_runner import LocalRunner, find_ort
-from hexgraft.host.runner_connection import RunnerConnection
-from hexgraft.host.runner_session import RunnerSession
+from hexgraft.host.runner.connection import RunnerConnection
+from hexgraft.host.runner.local import LocalRunner, find_ort
+from hexgraft.host.runner.session import RunnerSession
+from hexgraft.host.runner.wire import (
+    PROTOCOL,
+    ProtocolMismatch,
+    RunnerError,
+    RunnerLost,
+    pack_frame,
+    read_frame,
+)
 from hexgraft.host.session import causal
-from hexgraft.host.wire import PROTOCOL, ProtocolMismatch, RunnerError, RunnerLost, pack_frame, read_frame
 
 HOST = """
 import sys
 from pathlib import Path
-from hexgraft.host.local_runner import LocalRunner
+from hexgraft.host.runner.local import LocalRunner
 runner = LocalRunner(Path(sys.argv[1]))
 call = runner.connection.call
 load = {"op": "load", "model": "m", "role": "target", "bundle": sys.argv[2], "provider": "cpu"}

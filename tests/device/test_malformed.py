@@ -13,8 +13,8 @@ import pytest
 from conversation import REFUSED
 
 from hexgraft.host.bundle import Bundle
-from hexgraft.host.local_runner import RUNNER, find_ort
-from hexgraft.host.wire import FRAME_LIMIT, Reply, read_frame
+from hexgraft.host.runner.local import RUNNER, find_ort
+from hexgraft.host.runner.wire import FRAME_LIMIT, Reply, read_frame
 
 NUMBERS = [
     -1,

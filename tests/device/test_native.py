@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import built
 
-from hexgraft.host.wire import PROTOCOL, pack_frame
+from hexgraft.host.runner.wire import PROTOCOL, pack_frame
 
 ROOT = Path(__file__).resolve().parents[2]
 DEVICE = ROOT / "device"

@@ -12,8 +12,8 @@ from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.cpu_session import CpuSession
 from hexgraft.host.decode import DecodeOptions, Decoder, Round
 from hexgraft.host.drafters.registry import make_drafter
-from hexgraft.host.local_runner import LocalRunner
-from hexgraft.host.runner_session import RunnerSession, open_local_session
+from hexgraft.host.runner.local import LocalRunner
+from hexgraft.host.runner.session import RunnerSession, open_local_session
 from hexgraft.host.sampling import Sampling
 from hexgraft.host.session import Session, causal
 from hexgraft.models.cache_folder import cache_folder

@@ -11,8 +11,8 @@ from families import VOCAB, save_family
 from hexgraft.export.writer import ExportOptions, export_bundle
 from hexgraft.host.bundle import open_bundle
 from hexgraft.host.cpu_session import CpuSession
-from hexgraft.host.local_runner import LocalRunner
-from hexgraft.host.runner_session import RunnerSession
+from hexgraft.host.runner.local import LocalRunner
+from hexgraft.host.runner.session import RunnerSession
 from hexgraft.host.session import causal, tree_visibility
 from hexgraft.models.checkpoint import open_checkpoint
 

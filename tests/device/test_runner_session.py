@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cpu_session import CpuSession
-from hexgraft.host.local_runner import LocalRunner
 from hexgraft.host.logits import NotFinite
-from hexgraft.host.runner_session import RunnerSession, open_local_session
+from hexgraft.host.runner.local import LocalRunner
+from hexgraft.host.runner.session import RunnerSession, open_local_session
+from hexgraft.host.runner.wire import RunnerError
 from hexgraft.host.session import Session, Visibility, causal, tree_visibility
-from hexgraft.host.wire import RunnerError
 from hexgraft.models.errors import BundleError, DecodeError, UsageError
 
 Pair = tuple[CpuSession, RunnerSession]

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from hexgraft.host.cli.device import device
-from hexgraft.host.runner_build import BuildError, build_runner, find_headers
-from hexgraft.host.sdk import NPM_PACKAGE, SdkError, Sources, gather
+from hexgraft.host.runner.build import BuildError, build_runner, find_headers
+from hexgraft.host.runner.sdk import NPM_PACKAGE, SdkError, Sources, gather
 from hexgraft.models.errors import UsageError
 
 HEADER = b"// the wrapper"

@@ -26,7 +26,7 @@ from hexgraft.export.htp.rounding import pack_nibbles, round_blocks
 from hexgraft.export.htp.weights import QuantisedWeights
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cpu_session import CpuSession
-from hexgraft.host.replay import Figures, measure, prefill_passes, replay
+from hexgraft.host.traces.replay import Figures, measure, prefill_passes, replay
 from hexgraft.models.errors import ExportError, UsageError
 
 WIDTH = 16

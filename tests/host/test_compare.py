@@ -11,13 +11,13 @@ import pytest
 from pair import make_pair
 
 from hexgraft.host.bundle import Bundle
-from hexgraft.host.compare import DIFFERENT, IDENTICAL, TIE, candidates, compare
 from hexgraft.host.cpu_session import CpuSession
 from hexgraft.host.decode import DecodeOptions, Decoder
 from hexgraft.host.drafters.registry import make_drafter
 from hexgraft.host.randomness import gumbels
 from hexgraft.host.sampling import Sampling
-from hexgraft.host.trace import Judged, Recorder, Trace, TraceRound
+from hexgraft.host.traces.compare import DIFFERENT, IDENTICAL, TIE, candidates, compare
+from hexgraft.host.traces.trace import Judged, Recorder, Trace, TraceRound
 from hexgraft.models.errors import UsageError
 
 PROMPT = [5, 300, 17, 42, 9, 271, 33, 17, 42, 9]

@@ -26,10 +26,10 @@ from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.cpu_session import CpuSession
 from hexgraft.host.decode import DecodeOptions, Decoder
 from hexgraft.host.drafters.registry import make_drafter
-from hexgraft.host.htp_runtime import HtpRuntime
-from hexgraft.host.htp_session import HtpSession, choose_chains
-from hexgraft.host.replay import Figures, measure, prefill_passes, replay
+from hexgraft.host.htp.runtime import HtpRuntime
+from hexgraft.host.htp.session import HtpSession, choose_chains
 from hexgraft.host.session import causal
+from hexgraft.host.traces.replay import Figures, measure, prefill_passes, replay
 from hexgraft.models.checkpoint import open_checkpoint
 from hexgraft.models.errors import BundleError, DecodeError, UsageError
 
@@ -222,7 +222,7 @@ def test_loading_a_shared_binary_here_crashes_into_a_clear_error(fp16: Bundle) -
 
 @needs_qnn
 def test_more_widths_than_are_kept_loaded(fp16: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hexgraft.host.htp_runtime._LOADED", 1)
+    monkeypatch.setattr("hexgraft.host.htp.runtime._LOADED", 1)
     session = HtpSession(fp16)
     try:
         first = session.forward([1], [0], causal(0, 1)).logits(0)

@@ -15,8 +15,8 @@ from hexgraft.host.cli.main import cli
 from hexgraft.host.cpu_session import CpuSession
 from hexgraft.host.decode import DecodeOptions, Decoder
 from hexgraft.host.drafters.registry import make_drafter
-from hexgraft.host.lab import compare_drafters, measure, transcribe
-from hexgraft.host.lab_prompts import CATEGORIES, LAB_PROMPTS, LabPrompt
+from hexgraft.host.lab.comparison import compare_drafters, measure, transcribe
+from hexgraft.host.lab.prompts import CATEGORIES, LAB_PROMPTS, LabPrompt
 from hexgraft.host.sampling import Sampling
 from hexgraft.models.errors import UsageError
 

@@ -10,11 +10,12 @@ import pytest
 from pair import make_pair
 
 from hexgraft.host.bundle import Bundle
-from hexgraft.host.cache_check import CacheCheck, Damage
 from hexgraft.host.cpu_session import CpuRows, CpuSession
 from hexgraft.host.decode import DecodeOptions, Decoder
 from hexgraft.host.drafters.registry import make_drafter
-from hexgraft.host.replay import (
+from hexgraft.host.session import Visibility
+from hexgraft.host.traces.cache_check import CacheCheck, Damage
+from hexgraft.host.traces.replay import (
     Figures,
     Pair,
     Worst,
@@ -24,8 +25,7 @@ from hexgraft.host.replay import (
     replay,
     trace_passes,
 )
-from hexgraft.host.session import Visibility
-from hexgraft.host.trace import Recorder, Trace
+from hexgraft.host.traces.trace import Recorder, Trace
 from hexgraft.models.errors import UsageError
 
 PROMPT = [5, 300, 17, 42, 9, 271, 33, 17, 42, 9]

@@ -20,8 +20,8 @@ from hexgraft.host.drafters.registry import make_drafter
 from hexgraft.host.session import Visibility
 from hexgraft.host.stats import Stats
 from hexgraft.host.text import TextCodec
-from hexgraft.host.trace import Recorder, TraceError, TraceRound, tokens_hash
-from hexgraft.host.trace_file import TraceWriter, read_trace
+from hexgraft.host.traces.trace import Recorder, TraceError, TraceRound, tokens_hash
+from hexgraft.host.traces.trace_file import TraceWriter, read_trace
 from hexgraft.host.tree import chain
 from hexgraft.models.errors import UsageError
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from pair import write_pair
 
 from hexgraft.host.cli.main import cli
-from hexgraft.host.trace_file import read_trace
+from hexgraft.host.traces.trace_file import read_trace
 from hexgraft.models.errors import INTERRUPTED, HexgraftError
 
 TEXT = "the quick brown fox and the quick brown dog and the quick"

@@ -20,8 +20,8 @@ from hexgraft.host.bundle import Bundle
 from hexgraft.host.cpu_session import CpuSession
 from hexgraft.host.decode import DecodeOptions, Decoder
 from hexgraft.host.drafters.registry import make_drafter
-from hexgraft.host.trace import Header, Recorder, Trace
-from hexgraft.host.tree_page import render_page
+from hexgraft.host.traces.trace import Header, Recorder, Trace
+from hexgraft.host.traces.tree_page import render_page
 
 PROMPT = [5, 300, 17, 42, 9, 271, 33, 17, 42, 9]
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&<!--\u2028{{ 7*7 }}"

@@ -11,9 +11,9 @@ from typing import Any
 
 from jinja2 import DictLoader, Environment, StrictUndefined
 
-from hexgraft.host.compare import candidates
 from hexgraft.host.stats import Stats, Tally
-from hexgraft.host.trace import Trace, TraceRound
+from hexgraft.host.traces.compare import candidates
+from hexgraft.host.traces.trace import Trace, TraceRound
 from hexgraft.host.tree import ROOT
 
 PHASES = ("draft", "target", "target host", "verify", "graft")
@@ -54,7 +54,7 @@ class Rate:
 
 def render_page(trace: Trace) -> str:
     """The page as one HTML text: no script, style, font or image comes from anywhere else."""
-    assets = files("hexgraft.host") / "page"
+    assets = files("hexgraft.host.traces") / "page"
     texts = {name: (assets / name).read_text("utf-8") for name in ("page.html", "page.css", "page.js")}
     environment = Environment(
         loader=DictLoader(texts),

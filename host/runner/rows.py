@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 import numpy as np
 
+from hexgraft.host.runner.wire import RunnerLost
 from hexgraft.host.session import Floats, TopK
-from hexgraft.host.wire import RunnerLost
 from hexgraft.models.errors import DecodeError
 
 if TYPE_CHECKING:
-    from hexgraft.host.runner_session import RunnerSession
+    from hexgraft.host.runner.session import RunnerSession
 
 T = TypeVar("T")
 _EAGER_K = 64

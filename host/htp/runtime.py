@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from hexgraft.host.htp_worker import receive, send
+from hexgraft.host.htp.worker import receive, send
 from hexgraft.models.errors import DecodeError
 
 _ALIGN = 4096
@@ -71,7 +71,7 @@ class HtpRuntime:
         self._arena = np.frombuffer(mmap.mmap(self._fd, self._size), np.uint8)
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115
         self._socket, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "hexgraft.host.htp_worker", str(theirs.fileno()), str(self._fd)]
+        command = [sys.executable, "-m", "hexgraft.host.htp.worker", str(theirs.fileno()), str(self._fd)]
         self.process = subprocess.Popen(
             command,
             pass_fds=(theirs.fileno(), self._fd),

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hexgraft.host.replay import ForcedPass
 from hexgraft.host.session import Bools, CacheRows, Floats, Session
+from hexgraft.host.traces.replay import ForcedPass
 
 NOISE = 0.05
 """Difference of a fresh cell, relative to the root mean square of its key or value, that passes as rounding:

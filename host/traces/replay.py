@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from hexgraft.host.session import Floats, Session, Visibility, causal, tree_visibility
-from hexgraft.host.trace import Trace
+from hexgraft.host.traces.trace import Trace
 from hexgraft.host.tree import TokenTree, single
 from hexgraft.models.errors import UsageError
 

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from hexgraft.host.runner_connection import RunnerConnection
-from hexgraft.host.wire import RunnerError
+from hexgraft.host.runner.connection import RunnerConnection
+from hexgraft.host.runner.wire import RunnerError
 from hexgraft.models.errors import UsageError
 
 RUNNER = "hexgraft-runner"

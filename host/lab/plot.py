@@ -6,8 +6,8 @@ import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
-from hexgraft.host.lab import LabRow
-from hexgraft.host.lab_prompts import CATEGORIES
+from hexgraft.host.lab.comparison import LabRow
+from hexgraft.host.lab.prompts import CATEGORIES
 from hexgraft.models.errors import UsageError
 
 SUFFIXES = (".png", ".svg", ".pdf")

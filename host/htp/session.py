@@ -10,9 +10,9 @@ import msgspec
 
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cpu_session import CpuSession
-from hexgraft.host.htp_runtime import HtpRuntime
+from hexgraft.host.htp.qnn import qairt_version, require_qnn, short_release
+from hexgraft.host.htp.runtime import HtpRuntime
 from hexgraft.host.manifest import GraphEntry, HtpEntry
-from hexgraft.host.qnn import qairt_version, require_qnn, short_release
 from hexgraft.models.errors import BundleError, UsageError
 
 PROVIDER = "htp-sim"

@@ -1,6 +1,6 @@
 """The process that runs graphs on the HTP emulator: a crash of the vendor's library ends it and nothing else.
 
-Started by `htp_runtime` as `python -m hexgraft.host.htp_worker FD`. Messages are JSON with a length before it
+Started by `runtime` as `python -m hexgraft.host.htp.worker FD`. Messages are JSON with a length before it
 over a socket; tensors lie in shared memory.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from hexgraft.host.qnn import qnn_options
+from hexgraft.host.htp.qnn import qnn_options
 
 
 def receive(sock: socket.socket) -> dict[str, Any] | None:

@@ -13,8 +13,8 @@ from typing import Any
 
 from hexgraft.host.decode import DecodeOptions, Decoder
 from hexgraft.host.drafters.base import Drafter, NoDraft
-from hexgraft.host.lab_prompts import LabPrompt
-from hexgraft.host.scripted_session import ScriptedSession
+from hexgraft.host.lab.prompts import LabPrompt
+from hexgraft.host.lab.scripted_session import ScriptedSession
 from hexgraft.host.session import Session
 from hexgraft.host.stats import Stats, Tally
 

@@ -8,8 +8,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from hexgraft.host.local_runner import RUNNER, source_folder
-from hexgraft.host.sdk import headers, sdk_folder
+from hexgraft.host.runner.local import RUNNER, source_folder
+from hexgraft.host.runner.sdk import headers, sdk_folder
 from hexgraft.models.errors import HexgraftError, UsageError
 
 PRESETS = {

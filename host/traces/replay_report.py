@@ -7,8 +7,9 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from hexgraft.host.cache_check import CacheCheck, Damage
-from hexgraft.host.replay import (
+from hexgraft.host.session import Session
+from hexgraft.host.traces.cache_check import CacheCheck, Damage
+from hexgraft.host.traces.replay import (
     Figures,
     ForcedPass,
     Pair,
@@ -19,8 +20,7 @@ from hexgraft.host.replay import (
     replay,
     trace_passes,
 )
-from hexgraft.host.session import Session
-from hexgraft.host.trace import Judged, Trace
+from hexgraft.host.traces.trace import Judged, Trace
 
 
 @dataclass(slots=True)

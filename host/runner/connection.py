@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from hexgraft.host.logits import NotFinite
-from hexgraft.host.wire import (
+from hexgraft.host.runner.wire import (
     PROTOCOL,
     EndOfStream,
     Hello,

@@ -16,7 +16,7 @@ import numpy as np
 
 from hexgraft.host.randomness import gumbels
 from hexgraft.host.sampling import History
-from hexgraft.host.trace import Judged, Trace, TraceRound
+from hexgraft.host.traces.trace import Judged, Trace, TraceRound
 from hexgraft.models.errors import UsageError
 
 NOISE_FLOAT32 = 1e-3

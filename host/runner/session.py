@@ -10,11 +10,11 @@ import msgspec
 import numpy as np
 
 from hexgraft.host.bundle import Bundle
-from hexgraft.host.local_runner import LocalRunner
-from hexgraft.host.runner_connection import Operation, OperationFailed, RunnerConnection, as_error
-from hexgraft.host.runner_rows import Passed, RunnerRows, Want, convert, floats
+from hexgraft.host.runner.connection import Operation, OperationFailed, RunnerConnection, as_error
+from hexgraft.host.runner.local import LocalRunner
+from hexgraft.host.runner.rows import Passed, RunnerRows, Want, convert, floats
+from hexgraft.host.runner.wire import BULK_LIMIT, RunnerLost
 from hexgraft.host.session import Bools, CacheRows, SessionSpec, Visibility
-from hexgraft.host.wire import BULK_LIMIT, RunnerLost
 from hexgraft.models.errors import DecodeError, UsageError
 
 

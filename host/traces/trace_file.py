@@ -12,7 +12,7 @@ from typing import Self
 
 import msgspec
 
-from hexgraft.host.trace import FORMAT, End, Header, Record, Trace, TraceError, TraceRound, tokens_hash
+from hexgraft.host.traces.trace import FORMAT, End, Header, Record, Trace, TraceError, TraceRound, tokens_hash
 from hexgraft.models.errors import HexgraftError, UsageError
 
 HINT = "record it again: `hexgraft run BUNDLE -p PROMPT --trace FILE`"

@@ -1,0 +1,1 @@
+"""Sessions on the Hexagon NPU's emulator, in a process of their own."""
