@@ -17,7 +17,15 @@ from hexgraft.host.bundle import EXPORT_HINT, Bundle
 from hexgraft.host.cache import STEP, Cache
 from hexgraft.host.logits import topk
 from hexgraft.host.rope import rope_table
-from hexgraft.host.session import CacheRows, Floats, SessionSpec, TopK, Visibility
+from hexgraft.host.session import (
+    CacheRows,
+    Floats,
+    SessionSpec,
+    TopK,
+    Visibility,
+    checked_move,
+    checked_store,
+)
 from hexgraft.host.staging import Stage, Staging
 from hexgraft.models.errors import BundleError, DecodeError
 
@@ -87,31 +95,16 @@ class CpuSession:
         return CpuRows(self, self._pass, count, width, seconds)
 
     def store(self, rows: Sequence[int], slots: Sequence[int]) -> None:
-        source, target = np.asarray(rows, np.intp), np.asarray(slots, np.intp)
-        if source.shape != target.shape:
-            raise DecodeError(f"store of {source.size} rows into {target.size} slots")
+        source, target = checked_store(rows, slots, staged=self._staged)
         if not source.size:
             return
-        if source.min() < 0 or source.max() >= self._staged:
-            raise DecodeError(f"store of row {source.max()}, the last pass had {self._staged} rows")
-        if target.min() < 0:
-            raise DecodeError("store into a negative slot")
         if self._cache.grow(int(target.max()) + 1):
             self._bindings.clear()
         staging = self._staging.at(self._pad(self._staged))
         self._cache.store(staging.keys, staging.values, self._positions, source, target)
 
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
-        src, dst = np.asarray(source, np.intp), np.asarray(target, np.intp)
-        if src.shape != dst.shape:
-            raise DecodeError(f"move of {src.size} slots onto {dst.size} slots")
-        if not src.size:
-            return
-        if (np.diff(src) <= 0).any() or (np.diff(dst) <= 0).any() or (dst > src).any() or dst[0] < 0:
-            raise DecodeError("move wants ascending slots, every target at or below its source")
-        if src[-1] >= self._cache.capacity:
-            raise DecodeError(f"move of slot {src[-1]}, the cache has {self._cache.capacity}")
-        self._cache.move(src, dst)
+        self._cache.move(*checked_move(source, target, capacity=self._cache.capacity))
 
     def reset(self) -> None:
         """Back to the first cache size, so that a second text is computed exactly as the first one was."""

@@ -10,6 +10,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from hexgraft.models.errors import DecodeError
+
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
@@ -160,3 +162,32 @@ def prefill(session: Session, tokens: Sequence[int], start: int, end: int) -> It
         session.store(range(len(chunk)), places)
         start += len(chunk)
         yield start
+
+
+def checked_store(
+    rows: Sequence[int], slots: Sequence[int], *, staged: int
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """The arguments of `store` as arrays, checked as every session does; only `staged` rows can be stored."""
+    source, target = np.asarray(rows, np.intp), np.asarray(slots, np.intp)
+    if source.shape != target.shape:
+        raise DecodeError(f"store of {source.size} rows into {target.size} slots")
+    if source.size and (source.min() < 0 or source.max() >= staged):
+        raise DecodeError(f"store of row {source.max()}, the last pass had {staged} rows")
+    if target.size and target.min() < 0:
+        raise DecodeError("store into a negative slot")
+    return source, target
+
+
+def checked_move(
+    source: Sequence[int], target: Sequence[int], *, capacity: int
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """The arguments of `move` as arrays, after the checks every session makes."""
+    src, dst = np.asarray(source, np.intp), np.asarray(target, np.intp)
+    if src.shape != dst.shape:
+        raise DecodeError(f"move of {src.size} slots onto {dst.size} slots")
+    if src.size:
+        if (np.diff(src) <= 0).any() or (np.diff(dst) <= 0).any() or (dst > src).any() or dst[0] < 0:
+            raise DecodeError("move wants ascending slots, every target at or below its source")
+        if src[-1] >= capacity:
+            raise DecodeError(f"move of slot {src[-1]}, the cache has {capacity}")
+    return src, dst

@@ -14,7 +14,14 @@ from hexgraft.host.runner.connection import Operation, OperationFailed, RunnerCo
 from hexgraft.host.runner.local import LocalRunner
 from hexgraft.host.runner.rows import Passed, RunnerRows, Want, convert, floats
 from hexgraft.host.runner.wire import BULK_LIMIT, RunnerLost
-from hexgraft.host.session import Bools, CacheRows, SessionSpec, Visibility
+from hexgraft.host.session import (
+    Bools,
+    CacheRows,
+    SessionSpec,
+    Visibility,
+    checked_move,
+    checked_store,
+)
 from hexgraft.models.errors import DecodeError, UsageError
 
 
@@ -128,30 +135,17 @@ class RunnerSession:
         return self._last
 
     def store(self, rows: Sequence[int], slots: Sequence[int]) -> None:
-        source, target = _ints(rows), _ints(slots)
-        if len(source) != len(target):
-            raise DecodeError(f"store of {len(source)} rows into {len(target)} slots")
-        if not source:
+        source, target = checked_store(rows, slots, staged=self.staged)
+        if not source.size:
             return
-        if min(source) < 0 or max(source) >= self.staged:
-            raise DecodeError(f"store of row {max(source)}, the last pass had {self.staged} rows")
-        if min(target) < 0:
-            raise DecodeError("store into a negative slot")
-        if max(target) >= self.spec.capacity:
-            raise DecodeError(f"slot {max(target)} is beyond the context of {self.spec.capacity} slots")
-        self._queue.append(self.operation("store", rows=source, slots=target))
+        if target.max() >= self.spec.capacity:
+            raise DecodeError(f"slot {target.max()} is beyond the context of {self.spec.capacity} slots")
+        self._queue.append(self.operation("store", rows=source.tolist(), slots=target.tolist()))
 
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
-        src, dst = np.asarray(source, np.intp), np.asarray(target, np.intp)
-        if src.shape != dst.shape:
-            raise DecodeError(f"move of {src.size} slots onto {dst.size} slots")
-        if not src.size:
-            return
-        if (np.diff(src) <= 0).any() or (np.diff(dst) <= 0).any() or (dst > src).any() or dst[0] < 0:
-            raise DecodeError("move wants ascending slots, every target at or below its source")
-        if src[-1] >= self.spec.capacity:
-            raise DecodeError(f"move of slot {src[-1]}, the cache has {self.spec.capacity}")
-        self._queue.append(self.operation("move", source=src.tolist(), target=dst.tolist()))
+        src, dst = checked_move(source, target, capacity=self.spec.capacity)
+        if src.size:
+            self._queue.append(self.operation("move", source=src.tolist(), target=dst.tolist()))
 
     def reset(self) -> None:
         self._queue = [self.operation("reset")]
