@@ -16,8 +16,8 @@ from hexgraft.host.runner.local import LocalRunner
 from hexgraft.host.runner.session import RunnerSession, open_local_session
 from hexgraft.host.sampling import Sampling
 from hexgraft.host.session import Session, causal
-from hexgraft.models.cache_folder import cache_folder
 from hexgraft.models.checkpoint import open_checkpoint
+from hexgraft.models.fetch import fetch_smollm2
 
 PROMPT = [40, 51, 7, 260, 33, 12]
 
@@ -60,9 +60,7 @@ def test_same_rounds(bundle: Bundle, runner: LocalRunner, drafter: str, temperat
 @pytest.mark.slow
 def test_same_rounds_of_a_real_model(binary: Path, tmp_path: Path) -> None:
     """SmolLM2, exported as a user would: tokens and trees in process and through the runner."""
-    checkpoint = cache_folder() / "SmolLM2-135M-Instruct.Q4_1.gguf"
-    if not checkpoint.is_file():
-        pytest.skip("SmolLM2 is not in the cache: `hexgraft fetch`")
+    checkpoint = fetch_smollm2()
     path = tmp_path / "bundle"
     options = ExportOptions((1, 16), 512)
     export_bundle(open_checkpoint(checkpoint), path, options=options, report=lambda step: None)

@@ -55,9 +55,9 @@ def test_other_families_pass_the_gate(family: str, tmp_path: Path) -> None:
 
 def test_fp16_agrees(tmp_path: Path) -> None:
     bundle, figures, _ = export(tmp_path)
-    # 129 rows: one that differs is 0.8 %. Those that do must be ties of fp32's own two best tokens.
-    assert figures["agreement"] >= 0.98
-    assert round((1 - figures["agreement"]) * figures["rows"]) == figures["ties"]
+    # 129 rows: one that differs is 0.8 %. Every one that does must be a tie of fp32's own two best tokens.
+    assert figures["agreement"] + figures["ties"] / figures["rows"] == pytest.approx(1.0)
+    assert figures["largest_margin"] < 0.05
     assert figures["kl"] <= 1e-3
     shared, single = sizes(bundle)
     assert shared <= 1.10 * single
