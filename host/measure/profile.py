@@ -61,7 +61,8 @@ class PassTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     """A pass of `width` rows with `fill` slots of the cache in use.
 
     `graph` is the time inside the graph runtime; `call` what the decode loop waits, the best tokens of the
-    rows fetched, where that was measured too. `how` is "interpolated" for a figure computed from its neighbours.
+    rows fetched, where that was measured too. `how` is "interpolated" for a figure computed from its
+    neighbours.
     """
 
     width: Width
