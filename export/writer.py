@@ -50,10 +50,12 @@ MASK_VALUE = -30000.0
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
-    """What the bundle declares: `widths` T for static graphs, `context` C in cache slots."""
+    """What the bundle declares: `widths` T for static graphs, `context` C in cache slots, and the `features`
+    its target gives (`ModelEntry.features`)."""
 
     widths: tuple[int, ...] = DEFAULT_WIDTHS
     context: int = DEFAULT_CONTEXT
+    features: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,8 @@ def _write_model(
     """A model's entry, and the sha256 of its weights."""
     (folder / role).mkdir(exist_ok=True)
     config = checkpoint.config.within(options.context)
-    graph = build_decoder(config, WEIGHTS, name=role)
+    features = options.features if role == "target" else ()
+    graph = build_decoder(config, WEIGHTS, name=role, features=features)
     total, done = sum(weight.nbytes for weight in graph.weights), 0
 
     def progress(count: int) -> None:
@@ -142,11 +145,16 @@ def _write_model(
     done = finished.counts.get(role, 0) if whole else 0
     digest = write_weights(graph, checkpoint, path, progress, done, functools.partial(finished.mark, role))
     onnx.save(graph.proto, folder / role / "model.onnx")
-    return _model_entry(role, config, checkpoint.name, graph, options), digest
+    return _model_entry(role, config, checkpoint.name, graph, options, features), digest
 
 
 def _model_entry(
-    role: str, config: ModelConfig, name: str, graph: Graph, options: ExportOptions
+    role: str,
+    config: ModelConfig,
+    name: str,
+    graph: Graph,
+    options: ExportOptions,
+    features: Sequence[int],
 ) -> ModelEntry:
     return ModelEntry(
         name=name,
@@ -163,11 +171,11 @@ def _model_entry(
         kv_dtype="float32",
         kv_layout=KV_LAYOUT,
         mask_value=MASK_VALUE,
-        outputs_hidden=False,
         graphs=[GraphEntry(f"{role}/model.onnx", "cpu", "fp32")],
         parameters=sum(weight.nbytes for weight in graph.weights) // 4,
         window=config.window,
         local_rope=_rope_entry(config.local_rope) if config.local_rope is not None else None,
+        features=list(features),
     )
 
 

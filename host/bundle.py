@@ -163,6 +163,8 @@ def _check_model(role: str, model: ModelEntry, manifest: Manifest, where: Path) 
             refuse("has RoPE frequencies that are not one finite number for every two head dimensions")
         if not 0 < rope.scale <= 1e3:
             refuse(f"has the RoPE scale {rope.scale}, expected a positive number")
+    if len(model.features) > 8 or not all(0 <= layer <= model.layers for layer in model.features):
+        refuse(f"gives features after the layers {model.features}, it has {model.layers}")
     if model.window is not None and model.window < 1:
         refuse(f"has a window of {model.window} positions")
     if not model.widths or sorted(set(model.widths)) != model.widths or model.widths[0] < 1:

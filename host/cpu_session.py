@@ -65,7 +65,7 @@ class CpuSession:
             widths=self._widths,
             max_width=max_width,
             provider="cpu",
-            has_hidden=model.outputs_hidden,
+            features=model.hidden_size,
         )
         loaded = share._runtime if share else runtime
         self._runtime: ort.InferenceSession = loaded or _load(bundle, role, threads)
@@ -232,11 +232,15 @@ class CpuRows:
         return row_logits
 
     def hidden(self, row: int) -> Floats:
+        state: Floats = self.hiddens([row])[0]
+        return state
+
+    def hiddens(self, rows: Sequence[int] | None = None) -> Floats:
         stage = self._stage()
         if stage.hidden is None:
             raise DecodeError("this bundle's graph has no hidden output", "export it with a draft head")
-        state: Floats = stage.hidden[0, row].copy()
-        return state
+        states = stage.hidden[0, : self.count]
+        return states.copy() if rows is None else states[np.asarray(rows, np.intp)]
 
     def _stage(self) -> Stage:
         if self._session._pass != self._number:
@@ -267,7 +271,7 @@ def _load(bundle: Bundle, role: str, threads: int) -> ort.InferenceSession:
         local |= {"position_ids_cos_local", "position_ids_sin_local"}
     if (
         sizes != wanted
-        or hidden != (model.hidden if model.outputs_hidden else None)
+        or hidden != (model.hidden_size or None)
         or local != {name for name in found if name.endswith("_local")}
     ):
         raise BundleError(f"{file} is not the graph that the bundle's manifest describes", EXPORT_HINT)

@@ -68,6 +68,10 @@ class ModelEntry(msgspec.Struct, forbid_unknown_fields=True):
     those a device compiles. The mask adds `mask_value` where a column is not visible. With a `window` the
     graphs take `attention_mask_local` too, where a row sees a column only if its position is less than
     `window` ahead of the column's; with a `local_rope` also `position_ids_cos_local` and `_sin_local`.
+
+    `features` lists what the output `hidden` [1, T, len(features) * hidden] carries side by side: the residual
+    stream after so many layers, the number of all `layers` standing for the state after the last norm. Without
+    any there is no such output.
     """
 
     name: str
@@ -84,11 +88,16 @@ class ModelEntry(msgspec.Struct, forbid_unknown_fields=True):
     kv_dtype: str
     kv_layout: str
     mask_value: float
-    outputs_hidden: bool
     graphs: list[GraphEntry]
     parameters: int
     window: int | None = None
     local_rope: RopeEntry | None = None
+    features: list[int] = []
+
+    @property
+    def hidden_size(self) -> int:
+        """Numbers in a row of the output `hidden`, 0 where there is none."""
+        return len(self.features) * self.hidden
 
 
 class TokenizerEntry(msgspec.Struct, forbid_unknown_fields=True):

@@ -3,7 +3,7 @@ another."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,6 +22,7 @@ class SessionSpec:
     """Sizes and facts of the model a session runs. `widths` is None where any width up to `max_width` runs.
 
     `capacity` is the number of cache slots C, `provider` what the user chose ("cpu", "runner", ...).
+    `features` is how many numbers a row's `hidden` has, 0 where the graph does not give it.
     """
 
     role: str
@@ -34,7 +35,7 @@ class SessionSpec:
     widths: tuple[int, ...] | None
     max_width: int
     provider: str
-    has_hidden: bool
+    features: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,11 @@ class Rows(Protocol):
         ...
 
     def hidden(self, row: int) -> Floats:
-        """One row's hidden state [d], where the graph gives it."""
+        """One row's hidden features [spec.features], where the graph gives them."""
+        ...
+
+    def hiddens(self, rows: Sequence[int] | None = None) -> Floats:
+        """The hidden features of some rows [R, spec.features], or of all: a copy, in one transfer."""
         ...
 
 
@@ -149,17 +154,26 @@ class Session(Protocol):
     def close(self) -> None: ...
 
 
-def prefill(session: Session, tokens: Sequence[int], start: int, end: int) -> Iterator[int]:
+def prefill(
+    session: Session,
+    tokens: Sequence[int],
+    start: int,
+    end: int,
+    watch: Callable[[int, Rows], None] | None = None,
+) -> Iterator[int]:
     """Read tokens[start:end] into the slots of their places, in passes of the widest graph.
 
-    Slots 0..start-1 hold what stands before. Yields how many slots hold the text after each pass.
+    Slots 0..start-1 hold what stands before. Yields how many slots hold the text after each pass. `watch` is
+    given every pass's first place and rows.
     """
     width = session.spec.max_width
     while start < end:
         chunk = tokens[start : min(end, start + width)]
         places = range(start, start + len(chunk))
-        session.forward(chunk, places, causal(start, len(chunk)))
+        rows = session.forward(chunk, places, causal(start, len(chunk)))
         session.store(range(len(chunk)), places)
+        if watch is not None:
+            watch(start, rows)
         start += len(chunk)
         yield start
 

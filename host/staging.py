@@ -29,7 +29,7 @@ class Stage:
         self.values = staging.values[:size].reshape(m.layers, m.kv_heads, width, m.head_dim)
         self.hidden = None
         if staging.hidden is not None:
-            self.hidden = staging.hidden[: width * m.hidden].reshape(1, width, m.hidden)
+            self.hidden = staging.hidden[: width * m.hidden_size].reshape(1, width, m.hidden_size)
 
 
 class Staging:
@@ -58,7 +58,7 @@ class Staging:
         self.logits = np.empty(width * m.vocab, np.float32)
         self.keys = np.empty(m.layers * m.kv_heads * m.head_dim * width, np.float32)
         self.values = np.empty_like(self.keys)
-        self.hidden = np.empty(width * m.hidden, np.float32) if m.outputs_hidden else None
+        self.hidden = np.empty(width * m.hidden_size, np.float32) if m.hidden_size else None
         self._mask = np.empty(width * (m.context + width), np.float32)
         if m.window is not None:
             self._local_mask = np.empty_like(self._mask)

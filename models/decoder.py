@@ -7,6 +7,7 @@ rows, RoPE tables, mask), none derived from another.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from onnx import TensorProto
@@ -25,18 +26,21 @@ def dimensions(width: int, capacity: int) -> dict[str, int]:
     return {WIDTH: width, CAPACITY: capacity, COLUMNS: capacity + width}
 
 
-def build_decoder(config: ModelConfig, weights_file: str, *, name: str, hidden: bool = False) -> Graph:
+def build_decoder(
+    config: ModelConfig, weights_file: str, *, name: str, features: Sequence[int] = ()
+) -> Graph:
     """Build the graph for `config` with symbolic width T and cache capacity C.
 
     Inputs: input_ids [1,T] int32; attention_mask [1,1,T,C+T] additive; position_ids_cos/_sin
     [1,1,T,head_dim/2]; per layer past_key_{i}_in [kv_heads,1,head_dim,C] (after RoPE) and past_value_{i}_in
     [kv_heads,1,C,head_dim]. Outputs: logits [1,T,vocab]; per layer past_key_{i}_out [kv_heads,1,head_dim,T]
-    and past_value_{i}_out [kv_heads,1,T,head_dim], the rows of this pass only; hidden [1,T,d] (after the
-    last norm) if asked. Names and shapes follow Qualcomm AI Hub's LLM exports. A config with a window adds
-    the input attention_mask_local, one with a local RoPE position_ids_cos_local and _sin_local, in the shapes
-    of their namesakes.
+    and past_value_{i}_out [kv_heads,1,T,head_dim], the rows of this pass only; with `features` also hidden
+    [1,T,len(features)*d], the residual stream after so many layers each, side by side, where the number of
+    all layers stands for the state after the last norm. Names and shapes follow Qualcomm AI Hub's LLM
+    exports. A config with a window adds the input attention_mask_local, one with a local RoPE
+    position_ids_cos_local and _sin_local, in the shapes of their namesakes.
     """
-    return _Decoder(config, name).build(weights_file, hidden)
+    return _Decoder(config, name).build(weights_file, features)
 
 
 class _Decoder:
@@ -44,7 +48,7 @@ class _Decoder:
         self.config = config
         self.graph = GraphBuilder(name)
 
-    def build(self, weights_file: str, hidden: bool) -> Graph:
+    def build(self, weights_file: str, features: Sequence[int]) -> Graph:
         c, g = self.config, self.graph
         ids = g.input("input_ids", (1, WIDTH), TensorProto.INT32)
         mask = g.input("attention_mask", (1, 1, WIDTH, COLUMNS))
@@ -68,12 +72,16 @@ class _Decoder:
         x = g.node("Gather", [embed, ids], "embedded")
         if c.embedding_scale != 1.0:
             x = g.node("Mul", [x, g.scalar("embedding_scale", c.embedding_scale)], "embedded.scaled")
+        states = []
         for i in range(c.layers):
+            states.append(x)
             x = self._attention(i, x)
             x = self._ffn(i, x)
         normed = self._norm("norm", x)
-        if hidden:
-            g.node("Identity", [normed], g.output("hidden", (1, WIDTH, c.hidden)))
+        if features:
+            wanted = [[*states, normed][layer] for layer in features]
+            g.output("hidden", (1, WIDTH, len(wanted) * c.hidden))
+            g.node("Concat", wanted, "hidden", axis=-1)
         self._head(normed)
         return g.build(weights_file)
 

@@ -73,7 +73,7 @@ class FakeSession:
             widths=None,
             max_width=max_width,
             provider="fake",
-            has_hidden=False,
+            features=0,
         )
         self.passes = 0
         self._keys = np.zeros((len(model.layers), capacity, hidden))
@@ -173,6 +173,9 @@ class FakeRows:
         return self._logits[row].copy()
 
     def hidden(self, row: int) -> Floats:
+        raise NotImplementedError
+
+    def hiddens(self, rows: Sequence[int] | None = None) -> Floats:
         raise NotImplementedError
 
 

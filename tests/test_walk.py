@@ -49,6 +49,9 @@ class ScriptedRows:
     def hidden(self, row: int) -> Floats:
         raise NotImplementedError
 
+    def hiddens(self, rows: Sequence[int] | None = None) -> Floats:
+        raise NotImplementedError
+
 
 class ScriptedSession:
     """Answers from a table and writes down what it was asked, in the words of the page."""
@@ -65,7 +68,7 @@ class ScriptedSession:
             widths=None,
             max_width=8,
             provider="script",
-            has_hidden=False,
+            features=0,
         )
         self._table = table
         self.calls: list[str] = []

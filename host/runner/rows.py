@@ -75,9 +75,12 @@ class RunnerRows:
         return self._row("logits", row)
 
     def hidden(self, row: int) -> Floats:
-        if not self._session.spec.has_hidden:
+        if not self._session.spec.features:
             raise DecodeError("this bundle's graph has no hidden output", "export it with a draft head")
         return self._row("hidden", row)
+
+    def hiddens(self, rows: Sequence[int] | None = None) -> Floats:
+        return np.stack([self.hidden(row) for row in (range(self.count) if rows is None else rows)])
 
     def _row(self, want: str, row: int) -> Floats:
         self._check([int(row)])

@@ -99,7 +99,7 @@ class RunnerSession:
             widths=tuple(loaded.widths) if loaded.widths is not None else None,
             max_width=loaded.max_width,
             provider="runner" if provider == "cpu" else f"runner-{provider}",
-            has_hidden=loaded.has_hidden,
+            features=loaded.hidden if loaded.has_hidden else 0,
         )
 
     def forward(self, tokens: Sequence[int], positions: Sequence[int], visible: Visibility) -> RunnerRows:

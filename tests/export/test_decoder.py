@@ -179,11 +179,12 @@ def test_the_graph_follows_the_contract(pair: Bundle) -> None:
 
 def test_every_value_has_one_writer(tmp_path: Path) -> None:
     config = open_checkpoint(write_tiny_hf(tmp_path / "m", family="qwen2", tied=False)).config
-    graph = build_decoder(config, "w", name="x", hidden=True)
+    graph = build_decoder(config, "w", name="x", features=(0, 2, 3))
     names = [name for node in graph.proto.graph.node for name in node.output]
     names += [i.name for i in graph.proto.graph.initializer] + [i.name for i in graph.proto.graph.input]
     assert len(names) == len(set(names))
-    assert "hidden" in {o.name for o in graph.proto.graph.output}
+    (hidden,) = (o for o in graph.proto.graph.output if o.name == "hidden")
+    assert hidden.type.tensor_type.shape.dim[2].dim_value == 3 * config.hidden
 
 
 @pytest.mark.slow

@@ -150,7 +150,7 @@ def test_inconsistent_manifests_are_refused(
         {"layers": 4},
         {"kv_heads": 1},
         {"vocab": 300},
-        {"outputs_hidden": True},
+        {"features": [3]},
         {"window": 64},
         {"local_rope": {"dim": 16, "frequencies": [1.0] * 8, "scale": 1.0}},
     ],
