@@ -169,6 +169,9 @@ def _check_model(role: str, model: ModelEntry, manifest: Manifest, where: Path) 
         refuse(f"has a window of {model.window} positions")
     if not model.widths or sorted(set(model.widths)) != model.widths or model.widths[0] < 1:
         refuse(f"has widths {model.widths}, expected ascending positive numbers")
+    capacities = model.device_capacities
+    if sorted(set(capacities)) != capacities or capacities[0] < 1 or capacities[-1] != model.context:
+        refuse(f"has capacities {capacities}, expected ascending numbers up to its context {model.context}")
     if model.kv_layout != KV_LAYOUT:
         refuse(f"has the unknown cache layout {model.kv_layout!r}")
     if model.kv_dtype != "float32":
@@ -184,6 +187,8 @@ def _check_model(role: str, model: ModelEntry, manifest: Manifest, where: Path) 
             refuse(f"names a graph that is not in the bundle: {graph.file}")
         if graph.htp is not None and graph.htp.binary not in manifest.files:
             refuse(f"names a context binary that is not in the bundle: {graph.htp.binary}")
+        if graph.htp is not None and graph.capacity not in capacities:
+            refuse(f"names {graph.file} of {graph.capacity} slots, which is none of its capacities")
     needed = [manifest.tokenizer.file, manifest.tokenizer.chat_template]
     for file in needed:
         if file is not None and file not in manifest.files:

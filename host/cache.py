@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,11 +20,13 @@ class Cache:
     first.
 
     Unwritten slots must hold finite numbers: a masked column still takes part in a product with probability
-    0. `positions` [C] int32 is where in the text each slot's row stands, which windows are measured by.
+    0. `capacities` are all the sizes the cache may have, ascending; none: steps of STEP. `positions` [C]
+    int32 is where in the text each slot's row stands, which windows are measured by.
     """
 
-    def __init__(self, model: ModelEntry, capacity: int) -> None:
+    def __init__(self, model: ModelEntry, capacity: int, capacities: Sequence[int] = ()) -> None:
         self._model = model
+        self._capacities = capacities
         self.capacity = capacity
         self.keys, self.values = self._allocate(capacity)
         self.positions = np.zeros(capacity, np.int32)
@@ -34,13 +38,14 @@ class Cache:
         return keys, values
 
     def grow(self, slots: int) -> bool:
-        """Make room for `slots` slots in whole steps, up to the model's context. True if the buffers
-        moved."""
+        """Make room for `slots` slots: the next of `capacities`, or whole steps up to the model's context.
+        True if the buffers moved."""
         if slots > self._model.context:
             raise DecodeError(f"slot {slots - 1} is beyond the context of {self._model.context} slots")
         if slots <= self.capacity:
             return False
-        capacity = min(self._model.context, -(-slots // STEP) * STEP)
+        steps = min(self._model.context, -(-slots // STEP) * STEP)
+        capacity = next((given for given in self._capacities if given >= slots), steps)
         keys, values = self._allocate(capacity)
         keys[..., : self.capacity] = self.keys
         values[..., : self.capacity, :] = self.values

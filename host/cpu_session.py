@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
@@ -34,10 +35,11 @@ class CpuSession:
     """Runs "target" or "draft" of a bundle.
 
     `widths` None runs every width as it comes; a sequence restricts passes to these, padded up to the
-    narrowest that fits. `whole` binds the whole context at once instead of growing the cache in steps. Both
-    together are exactly the arithmetic of a device that has only those static graphs. `share` takes the
-    loaded weights of another session of the same bundle and role; `runtime` is a loaded graph with the same
-    inputs and outputs to run in place of the bundle's.
+    narrowest that fits. `whole` grows the cache as a device does, through the capacities it has graphs of
+    (the whole context at once where there is one), instead of in small steps; `capacities` names others.
+    Widths and capacities together are exactly the arithmetic of a device that has only those static graphs.
+    `share` takes the loaded weights of another session of the same bundle and role; `runtime` is a loaded
+    graph with the same inputs and outputs to run in place of the bundle's.
     """
 
     def __init__(
@@ -47,11 +49,17 @@ class CpuSession:
         *,
         widths: Sequence[int] | None = None,
         whole: bool = False,
+        capacities: Sequence[int] = (),
         threads: int = 0,
         share: CpuSession | None = None,
         runtime: ort.InferenceSession | None = None,
     ) -> None:
-        self.model = model = bundle.model(role)
+        model = bundle.model(role)
+        if whole and not capacities:
+            capacities = model.device_capacities
+        if capacities:
+            model = msgspec.structs.replace(model, context=capacities[-1])
+        self.model, self._capacities = model, tuple(capacities)
         self._widths = tuple(sorted(set(widths))) if widths else None
         max_width = self._widths[-1] if self._widths else max(model.widths)
         self.spec = SessionSpec(
@@ -71,8 +79,8 @@ class CpuSession:
         self._runtime: ort.InferenceSession = loaded or _load(bundle, role, threads)
         self._rope = rope_table(model.rope, model.context)
         self._local_rope = rope_table(model.local_rope, model.context) if model.local_rope else None
-        self._first = model.context if whole else min(STEP, model.context)
-        self._cache = Cache(model, self._first)
+        self._first = capacities[0] if capacities else min(STEP, model.context)
+        self._cache = Cache(model, self._first, self._capacities)
         self._staging = Staging(model)
         self._bindings: dict[int, ort.IOBinding] = {}
         self._pass = 0
@@ -84,7 +92,7 @@ class CpuSession:
         width = self._pad(count)
         self._check(tokens, positions, visible)
         if self._cache.grow(max(visible.prefix, int(visible.slots.max(initial=-1)) + 1)):
-            self._bindings.clear()
+            self._unbind()
         binding = self._bind(width)
         self._fill(width, tokens, positions, visible)
         start = time.perf_counter()
@@ -99,7 +107,7 @@ class CpuSession:
         if not source.size:
             return
         if self._cache.grow(int(target.max()) + 1):
-            self._bindings.clear()
+            self._unbind()
         staging = self._staging.at(self._pad(self._staged))
         self._cache.store(staging.keys, staging.values, self._positions, source, target)
 
@@ -109,8 +117,8 @@ class CpuSession:
     def reset(self) -> None:
         """Back to the first cache size, so that a second text is computed exactly as the first one was."""
         if self._cache.capacity != self._first:
-            self._cache = Cache(self.model, self._first)
-            self._bindings.clear()
+            self._cache = Cache(self.model, self._first, self._capacities)
+            self._unbind()
         self._staged = 0
 
     def save(self, count: int) -> CacheRows:
@@ -120,10 +128,14 @@ class CpuSession:
 
     def restore(self, rows: CacheRows) -> None:
         if self._cache.grow(rows.count):
-            self._bindings.clear()
+            self._unbind()
         self._cache.restore(rows)
 
     def close(self) -> None:
+        self._bindings.clear()
+
+    def _unbind(self) -> None:
+        """Buffers have moved: no binding to them is good any more."""
         self._bindings.clear()
 
     def _pad(self, count: int) -> int:
@@ -181,7 +193,7 @@ class CpuSession:
     def _bind(self, width: int) -> ort.IOBinding:
         """The runtime's binding for one width, made once per width and cache size."""
         if self._staging.grow(width):
-            self._bindings.clear()
+            self._unbind()
         binding = self._bindings.get(width)
         if binding is not None:
             return binding

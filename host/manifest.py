@@ -65,7 +65,8 @@ class ModelEntry(msgspec.Struct, forbid_unknown_fields=True):
     """A target or a draft: its sizes, its cache, its graphs.
 
     `context` is the cache capacity C in slots, at most what the checkpoint was trained for. `widths` are
-    those a device compiles. The mask adds `mask_value` where a column is not visible. With a `window` the
+    those a device compiles, each at every one of `capacities` (ascending, the last one `context`; none: at
+    `context` alone). The mask adds `mask_value` where a column is not visible. With a `window` the
     graphs take `attention_mask_local` too, where a row sees a column only if its position is less than
     `window` ahead of the column's; with a `local_rope` also `position_ids_cos_local` and `_sin_local`.
 
@@ -92,12 +93,17 @@ class ModelEntry(msgspec.Struct, forbid_unknown_fields=True):
     parameters: int
     window: int | None = None
     local_rope: RopeEntry | None = None
+    capacities: list[int] = []
     features: list[int] = []
 
     @property
     def hidden_size(self) -> int:
         """Numbers in a row of the output `hidden`, 0 where there is none."""
         return len(self.features) * self.hidden
+    @property
+    def device_capacities(self) -> list[int]:
+        """How many slots the cache of a device may have, ascending; it grows from one to the next."""
+        return self.capacities or [self.context]
 
 
 class TokenizerEntry(msgspec.Struct, forbid_unknown_fields=True):

@@ -14,7 +14,7 @@ import onnx
 from hexgraft.export.htp.compile import compile_binary
 from hexgraft.export.htp.network import Network
 from hexgraft.export.htp.parts import split
-from hexgraft.export.htp.plan import HtpOptions, Variant, cuts
+from hexgraft.export.htp.plan import HtpOptions, Variant, capacities_of, cuts
 from hexgraft.export.htp.precision import FLOAT
 from hexgraft.export.htp.quantise import quantise
 from hexgraft.export.htp.ranges import Ranges
@@ -31,12 +31,12 @@ _MASK_MARGIN = 20.0
 
 @dataclass(slots=True)
 class Job:
-    """One binary: `graphs` are its (width, part), `host` whether it is for the emulator alone."""
+    """One binary: `graphs` are its (width, capacity, part), `host` whether it is for the emulator alone."""
 
     soc: Soc
     folder: Path
     name: str
-    graphs: tuple[tuple[int, int], ...]
+    graphs: tuple[tuple[int, int, int], ...]
     host: bool
 
 
@@ -64,32 +64,42 @@ class Build:
     def parts(self) -> int:
         return len(self.cuts) + 1
 
-    def graph_name(self, width: int, part: int) -> str:
-        name = static_name(self.role, width, self.network.model.context)
+    @cached_property
+    def capacities(self) -> tuple[int, ...]:
+        return capacities_of(self.htp, self.network.model.context)
+
+    @property
+    def sizes(self) -> Iterator[tuple[int, int]]:
+        """(width, capacity) of every graph."""
+        return ((width, capacity) for capacity in self.capacities for width in self.widths)
+
+    def graph_name(self, width: int, capacity: int, part: int) -> str:
+        name = static_name(self.role, width, capacity)
         return f"{name}_part{part}" if self.cuts else name
 
-    def work_file(self, width: int, part: int) -> Path:
+    def work_file(self, width: int, capacity: int, part: int) -> Path:
         """The static graph to compile. It lies beside the weights, as runtimes read none from elsewhere."""
-        return self.network.folder / f"{self.graph_name(width, part)}.{self.variant.tag}.work.onnx"
+        return self.network.folder / f"{self.graph_name(width, capacity, part)}.{self.variant.tag}.work.onnx"
 
     def jobs(self) -> Iterator[Job]:
         """Every binary of this variant: for each chip one a part, or one a graph where nothing is shared;
         for the first chip also the emulator's."""
         for soc in self.variant.socs:
             folder = Path(self.role) / "htp" / soc.name.lower() / self.variant.tag
-            shared = self.htp.shared and len(self.widths) > 1
+            shared = self.htp.shared and len(list(self.sizes)) > 1
             simulated = soc == self.htp.socs[0]
             for part in range(self.parts):
+                graphs = tuple((*size, part) for size in self.sizes)
                 if shared:
-                    graphs = tuple((width, part) for width in self.widths)
                     yield Job(soc, folder, f"part{part}" if self.cuts else self.role, graphs, False)
                 else:
-                    for width in self.widths:
-                        yield Job(soc, folder, self.graph_name(width, part), ((width, part),), False)
+                    for graph in graphs:
+                        yield Job(soc, folder, self.graph_name(*graph), (graph,), False)
             if shared and simulated:
-                for width in self.host_widths:
-                    for part in range(self.parts):
-                        yield Job(soc, folder / "host", self.graph_name(width, part), ((width, part),), True)
+                for width, capacity in self.sizes:
+                    for part in range(self.parts if width in self.host_widths else 0):
+                        graph = (width, capacity, part)
+                        yield Job(soc, folder / "host", self.graph_name(*graph), (graph,), True)
 
     @property
     def host_widths(self) -> tuple[int, ...]:
@@ -97,19 +107,19 @@ class Build:
 
 
 def build_graphs(build: Build, ranges: Ranges | None, progress: Callable[[int], None]) -> None:
-    """Write the static graphs of all widths and parts, and the quantised weights they share."""
+    """Write the static graphs of all sizes and parts, and the quantised weights they share."""
     network, precision = build.network, build.variant.precision
     weights = None
     if ranges is not None:
         weights = QuantisedWeights(network, f"{build.variant.tag}.work.weights", progress)
         if build.mask is not None:
             ranges = ranges.with_mask(network.model.mask_value, build.mask)
-    for width in build.widths:
-        parts = split(network.static(width), build.cuts, network.model.hidden, width)
+    for width, capacity in build.sizes:
+        parts = split(network.static(width, capacity), build.cuts, network.model.hidden, width)
         for number, part in enumerate(parts):
             if weights is not None and ranges is not None:
                 part = quantise(network, part, precision, ranges, weights)
-            onnx.save(part, build.work_file(width, number))
+            onnx.save(part, build.work_file(width, capacity, number))
 
 
 def choose_mask(ranges: Ranges) -> float:
@@ -123,8 +133,13 @@ def choose_mask(ranges: Ranges) -> float:
 def compile_variant(build: Build, stages: Stages, key: Any, make: Callable[[], None]) -> list[GraphEntry]:
     """Compile every binary of a variant, those that an earlier run finished excepted; the graphs' entries."""
     role, tag = build.role, build.variant.tag
-    shape = [key, build.widths, build.cuts, build.mask]
-    files = [build.work_file(width, part) for width in build.widths for part in range(build.parts)]
+    shape = [key, build.widths, build.capacities, build.cuts, build.mask]
+    files = [build.work_file(*size, part) for size in build.sizes for part in range(build.parts)]
+    if len(build.capacities) > 1:
+        build.say(
+            f"{role} {tag}: {len(build.widths)} widths at each of {len(build.capacities)} capacities "
+            f"({', '.join(map(str, build.capacities))} slots), {len(list(build.sizes))} graphs"
+        )
     stages.run(f"{role} graphs {tag}", shape, make, lambda _: all(file.is_file() for file in files))
     entries: list[GraphEntry] = []
     for job in build.jobs():
@@ -161,7 +176,7 @@ def _entries(build: Build, job: Job, qairt: str) -> Iterator[GraphEntry]:
     providers = ["htp-sim"] if job.host else ["htp"]
     if not job.host and not shared and job.soc == build.htp.socs[0]:
         providers.append("htp-sim")  # a single graph serves the phone and the emulator alike
-    for width, part in job.graphs:
+    for width, capacity, part in job.graphs:
         htp = HtpEntry(
             soc=job.soc.name,
             soc_model=job.soc.soc_model,
@@ -174,11 +189,11 @@ def _entries(build: Build, job: Job, qairt: str) -> Iterator[GraphEntry]:
             parts=build.parts,
             mask_value=build.mask,
         )
-        file = (job.folder / f"{build.graph_name(width, part)}.onnx").as_posix()
+        file = (job.folder / f"{build.graph_name(width, capacity, part)}.onnx").as_posix()
         for provider in providers:
             if provider == "htp" or width in build.host_widths:
                 precision = build.variant.precision.name
-                yield GraphEntry(file, provider, precision, width, build.network.model.context, htp)
+                yield GraphEntry(file, provider, precision, width, capacity, htp)
 
 
 __all__ = ["FLOAT", "Build", "Job", "build_graphs", "choose_mask", "compile_variant"]

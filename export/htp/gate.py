@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -24,22 +25,34 @@ _QUIET = 20.0
 def gate(build: Build, graphs: Sequence[GraphEntry], tokens: Sequence[int]) -> dict[str, dict[str, float]]:
     """Figures by graph file, those of the emulator's graphs that were run; ExportError if they miss the
     precision's threshold, unless the export is forced: then `passed` is 0 there."""
+    figures: dict[str, dict[str, float]] = {}
+    for capacity in build.capacities:
+        figures |= _gate(build, graphs, tokens[:capacity], capacity)
+    return figures
+
+
+def _gate(
+    build: Build, graphs: Sequence[GraphEntry], tokens: Sequence[int], capacity: int
+) -> dict[str, dict[str, float]]:
+    """The figures of the graphs of one capacity."""
     widths = build.host_widths
     precision = build.variant.precision.name
     bundle = with_graphs(build.bundle, build.role, graphs)
-    rows, model = build.htp.parity_rows, build.network.model
-    build.say(f"{build.role} {build.variant.tag}: comparing with the fp32 graph on the emulator")
-    passes = gate_passes(tokens[: model.context], widths, rows, model.vocab)
-    reference = CpuSession(bundle, build.role, widths=widths, whole=True, threads=build.htp.threads)
+    what = f"{build.role} {build.variant.tag}"
+    if len(build.capacities) > 1:
+        what += f" over {capacity} slots"
+    build.say(f"{what}: comparing with the fp32 graph on the emulator")
+    passes = gate_passes(tokens, widths, build.htp.parity_rows, build.network.model.vocab)
+    place: dict[str, Any] = {"widths": widths, "capacities": [capacity]}
+    reference = CpuSession(bundle, build.role, threads=build.htp.threads, **place)
     soc = build.variant.socs[0].name
-    session = HtpSession(bundle, build.role, widths=widths, soc=soc, precision=precision)
+    session = HtpSession(bundle, build.role, soc=soc, precision=precision, **place)
     try:
         total, by_width = compare(passes, reference, session, _Teller(build, passes))
     finally:
         session.close()
         reference.close()
     missed = list(failures(total, THRESHOLDS[precision]))
-    what = f"{build.role} {build.variant.tag}"
     build.say(
         f"{what}: {total.rows} rows, agreement {total.agreement:.1%} (differing rows are at most "
         f"{total.margin:.2g} apart), KL {total.kl:.3g}, "
@@ -57,7 +70,7 @@ def gate(build: Build, graphs: Sequence[GraphEntry], tokens: Sequence[int]) -> d
     return {
         graph.file: {**parity_figures(by_width[graph.width]), **verdict}
         for graph in graphs
-        if graph.provider == "htp-sim" and graph.width in by_width
+        if graph.provider == "htp-sim" and graph.width in by_width and graph.capacity == capacity
     }
 
 

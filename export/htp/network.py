@@ -57,9 +57,10 @@ class Network:
         names += [out for node in self.proto.graph.node for out in node.output if out not in SHAPE_VALUES]
         return names
 
-    def static(self, width: int) -> onnx.ModelProto:
-        """The graph of one width over the whole context, shapes folded into numbers."""
-        capacity = self.model.context
+    def static(self, width: int, capacity: int | None = None) -> onnx.ModelProto:
+        """The graph of one width over `capacity` slots (None: the whole context), shapes folded into
+        numbers."""
+        capacity = capacity or self.model.context
         proto = fix_dimensions(self.proto, dimensions(width, capacity))
         proto.graph.name = static_name(self.role, width, capacity)
         nodes = [node for node in proto.graph.node if not set(node.output) & set(SHAPE_VALUES)]

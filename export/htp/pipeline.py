@@ -14,7 +14,7 @@ from hexgraft.export.htp.build import Build, build_graphs, choose_mask, compile_
 from hexgraft.export.htp.calibrate import LEAST_TOKENS, calibrate
 from hexgraft.export.htp.gate import gate
 from hexgraft.export.htp.network import Network
-from hexgraft.export.htp.plan import HtpOptions, Variant, packaged_text, variants
+from hexgraft.export.htp.plan import HtpOptions, Variant, capacities_of, packaged_text, variants
 from hexgraft.export.htp.precision import Keep
 from hexgraft.export.htp.ranges import load_ranges, save_ranges
 from hexgraft.export.htp.search import search_keeps
@@ -97,6 +97,7 @@ class _Export:
         for role, graphs in entries.items():
             model = bundle.model(role)
             model.widths = list(self.options.widths)
+            model.capacities = list(capacities_of(self.htp, model.context))
             model.graphs = [graph for graph in model.graphs if graph.provider == "cpu"] + graphs
         manifest.parity = parity
         files = {file for graphs in entries.values() for graph in graphs for file in _files(graph)}

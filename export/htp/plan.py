@@ -17,6 +17,9 @@ DEFAULT_PART = 384 << 20
 """Bytes of weights a part holds at most. Compiling takes about five times that in memory for each width that
 shares the binary."""
 
+MOST_GRAPHS = 16
+"""Graphs in one binary. Each takes compile time and memory (1.7 GB for a model of 135 M weights at fp16)."""
+
 
 @dataclass(frozen=True, slots=True)
 class HtpOptions:
@@ -24,7 +27,8 @@ class HtpOptions:
 
     `host_widths` are built once more as single graphs, for the emulator on this machine, which cannot load
     shared binaries; for the first chip only. `vtcm_mb` None takes the chip's own size. `parity_rows` are
-    prefilled by the parity gate, 0 leaves the gate out.
+    prefilled by the parity gate, 0 leaves the gate out. Every width gets a graph for each of `capacities`
+    (none: for the whole context alone).
     """
 
     socs: tuple[Soc, ...]
@@ -40,6 +44,7 @@ class HtpOptions:
     min_agreement: float | None = None
     threads: int = 0
     block_given: bool = False
+    capacities: tuple[int, ...] = ()
 
     def check(self, widths: Sequence[int]) -> None:
         """Refuse what a chip cannot do, in words, before anything is compiled."""
@@ -47,7 +52,15 @@ class HtpOptions:
             raise UsageError("--target htp needs a chip", "example: --soc SM8650")
         for soc in self.socs:
             wish = self.for_soc(soc).wants_fp16
-            check_soc(soc, needs_fp16=wish, shared=self.shared and len(widths) > 1, vtcm_mb=self.vtcm_mb)
+            several = len(widths) > 1 or len(self.capacities) > 1
+            check_soc(soc, needs_fp16=wish, shared=self.shared and several, vtcm_mb=self.vtcm_mb)
+        graphs = len(widths) * len(self.capacities)
+        if graphs > MOST_GRAPHS:
+            raise UsageError(
+                f"{len(widths)} widths at {len(self.capacities)} capacities are {graphs} graphs, at most "
+                f"{MOST_GRAPHS} go into a binary",
+                "name fewer with --widths (1,16,128 serve decoding, trees and prompts) or with --context",
+            )
         odd = sorted(set(self.host_widths or ()) - set(widths))
         if odd:
             raise UsageError(
@@ -80,6 +93,11 @@ class Variant:
     @property
     def tag(self) -> str:
         return self.precision.name + ("-integer" if self.precision.integer else "")
+
+
+def capacities_of(options: HtpOptions, context: int) -> tuple[int, ...]:
+    """The cache sizes a model of `context` slots is compiled for, ascending; the last one is `context`."""
+    return tuple(sorted({min(capacity, context) for capacity in (*options.capacities, context)}))
 
 
 def variants(options: HtpOptions) -> list[Variant]:

@@ -55,18 +55,18 @@ def describe(ratios: dict[str, float]) -> str:
 def _run_npu(build: Build, width: int, values: Sequence[str], tokens: Sequence[int]) -> dict[str, Floats]:
     """The build's own graphs with `values` as further outputs, compiled for the emulator and run."""
     taps: dict[str, Floats] = {}
-    soc = build.variant.socs[0]
+    size, soc = (width, build.network.model.context), build.variant.socs[0]
     with tempfile.TemporaryDirectory(dir=build.network.folder, prefix="bisect.work-") as scratch:
         wrappers: list[Path] = []
         for part in range(build.parts):
-            proto = onnx.load(build.work_file(width, part), load_external_data=False)
+            proto = onnx.load(build.work_file(*size, part), load_external_data=False)
             _tap(proto, values, width, build.network.model.hidden)
             file = build.network.folder / f"bisect{part}.work.onnx"
             onnx.save(proto, file)
             name = f"bisect{part}"
             wrappers += compile_binary({name: file}, Path(scratch), name, soc).wrappers
             file.unlink()
-        runtime = HtpRuntime({width: wrappers}, {"soc_model": str(soc.soc_model)})
+        runtime = HtpRuntime({size: wrappers}, {"soc_model": str(soc.soc_model)})
         try:
             session = _Tapped(build, width, runtime, values, taps)
             session.forward(list(tokens), range(len(tokens)), causal(0, len(tokens)))

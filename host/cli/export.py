@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,21 @@ def parse_widths(text: str) -> tuple[int, ...]:
     return widths
 
 
+def parse_capacities(text: str | None) -> tuple[int, ...]:
+    """Ascending, distinct capacities of "512,2048"; none of None."""
+    if text is None:
+        return ()
+    try:
+        capacities = tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError:
+        capacities = ()
+    if not capacities or capacities[0] < 1:
+        raise UsageError(
+            f"--context {text!r} is not a number of slots, or several", "example: --context 4096"
+        )
+    return capacities
+
+
 @click.command()
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @click.option(
@@ -43,8 +59,9 @@ def parse_widths(text: str) -> tuple[int, ...]:
 )
 @click.option(
     "--context",
-    type=click.IntRange(min=1),
-    help=f"Cache slots. Default: {DEFAULT_CONTEXT}, or as many as the model was trained for if that is less.",
+    metavar="SLOTS",
+    help=f"Cache slots. Default: {DEFAULT_CONTEXT}, or as many as the model was trained for if that is less. "
+    "With --target htp several, between which the cache grows: 512,2048,8192.",
 )
 @htp_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -53,7 +70,7 @@ def export(
     output: Path,
     draft: Path | None,
     widths: str,
-    context: int | None,
+    context: str | None,
     as_json: bool,
     **chosen: Any,
 ) -> None:
@@ -72,7 +89,15 @@ def export(
     rows = parse_widths(widths)
     start = time.monotonic()
     target = open_checkpoint(checkpoint)
-    options = ExportOptions(rows, context or min(DEFAULT_CONTEXT, target.config.context))
+    capacities = parse_capacities(context) or (min(DEFAULT_CONTEXT, target.config.context),)
+    options = ExportOptions(rows, capacities[-1])
+    if htp is not None:
+        htp = replace(htp, capacities=capacities)
+    elif len(capacities) > 1:
+        raise UsageError(
+            "several capacities are for the NPU, the CPU's cache grows freely",
+            f"use --context {capacities[-1]}, or add --target htp",
+        )
     drafting = open_checkpoint(draft) if draft else None
     with bytes_progress() as update:
 

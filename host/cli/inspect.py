@@ -79,6 +79,7 @@ def _model_table(role: str, model: ModelEntry, bundle: Bundle) -> Table:
         "shape": f"{model.layers} layers, {model.heads}/{model.kv_heads} heads of {model.head_dim}",
         "context": f"{model.context} slots, {cache:.1f} MB of {model.kv_dtype} K/V when full",
         "widths": ", ".join(map(str, model.widths)),
+        "capacities": ", ".join(map(str, model.device_capacities)) + " slots",
         "graphs": "\n".join(_graph(graph) for graph in model.graphs),
         "parity": _parity(model, bundle),
     }
@@ -100,7 +101,8 @@ def _parity(model: ModelEntry, bundle: Bundle) -> str:
         if graph.provider != "cpu" and found:
             words = [form.format(found[key]) for key, form in _PARITY.items() if key in found]
             verdict = "" if found.get("passed", 1) else "FAILED the gate: "
-            lines.append(f"{graph.precision} {graph.width} rows: {verdict}{', '.join(words)}")
+            over = f" over {graph.capacity} slots" if len(model.device_capacities) > 1 else ""
+            lines.append(f"{graph.precision} {graph.width} rows{over}: {verdict}{', '.join(words)}")
     return "\n".join(lines) or "the CPU graph is the reference"
 
 

@@ -23,7 +23,10 @@ from hexgraft.models.errors import DecodeError
 
 _ALIGN = 4096
 _LOADED = 3
-"""Widths kept loaded at a time: those of prefill, trees and plain decoding."""
+"""Graphs kept loaded at a time: those of prefill, trees and plain decoding."""
+
+Size = tuple[int, int]
+"""Rows T and cache slots C of a graph."""
 
 
 @dataclass(slots=True)
@@ -50,20 +53,24 @@ def _entry(dtype: Any, shape: Sequence[int], address: int) -> tuple[int, int, st
     return address, int(np.prod(shape)) * kind.itemsize, kind.str, tuple(shape)
 
 
+def _words(graph: Size) -> str:
+    return f"the graph of {graph[0]} rows over {graph[1]} slots"
+
+
 class HtpRuntime:
-    """Runs one graph a width, each a chain of parts (`chains`: width -> wrapper files), loaded when first
+    """Runs one graph a size, each a chain of parts (`chains`: (T, C) -> wrapper files), loaded when first
     used.
 
     `options` go to the provider ("soc_model", ...). Raises DecodeError when the vendor's library refuses a
     graph or takes its process down.
     """
 
-    def __init__(self, chains: Mapping[int, Sequence[Path]], options: Mapping[str, str]) -> None:
-        self._files = {width: [str(file) for file in files] for width, files in chains.items()}
+    def __init__(self, chains: Mapping[Size, Sequence[Path]], options: Mapping[str, str]) -> None:
+        self._files = {size: [str(file) for file in files] for size, files in chains.items()}
         self._options = dict(options)
-        self._loaded: list[int] = []
+        self._loaded: list[Size] = []
         self._names = 0
-        self._bound: dict[str, int] = {}
+        self._bound: dict[str, Size] = {}
         self._regions: dict[tuple[int, int], int] = {}
         self._size = _ALIGN
         self._fd = os.memfd_create("hexgraft-htp")
@@ -87,15 +94,24 @@ class HtpRuntime:
 
     def run_with_iobinding(self, binding: RemoteBinding) -> None:
         """One pass: inputs are copied to shared memory, the chain runs there, outputs are copied back."""
-        width = binding.inputs["input_ids"][3][1]
-        self._load(width)
+        width, columns = binding.inputs["attention_mask"][3][2:]
+        graph = width, columns - width
+        self._load(graph)
         if binding.name not in self._bound:
-            self._bind(binding, width)
+            self._bind(binding, graph)
         for address, size, _, _ in binding.inputs.values():
             ctypes.memmove(self._base() + self._regions[address, size], address, size)
-        self._call({"op": "run", "name": binding.name}, f"running the graph of {width} rows")
+        self._call({"op": "run", "name": binding.name}, f"running {_words(graph)}")
         for address, size, _, _ in binding.outputs.values():
             ctypes.memmove(address, self._base() + self._regions[address, size], size)
+
+    def forget(self) -> None:
+        """Drop all bindings, so that others may take their room: the buffers they were made for are gone."""
+        if self._bound:
+            self._call({"op": "forget"}, "dropping bindings")
+        self._bound.clear()
+        self._regions.clear()
+        self._size = _ALIGN
 
     def close(self) -> None:
         """End the process. Safe to call twice."""
@@ -109,20 +125,20 @@ class HtpRuntime:
             os.close(self._fd)
             self._fd = -1
 
-    def _load(self, width: int) -> None:
-        """Load a width's graphs; the one unused for longest makes room, as each holds all weights."""
-        if width in self._loaded:
-            self._loaded.remove(width)
+    def _load(self, graph: Size) -> None:
+        """Load a size's graph; the one unused for longest makes room, as each holds all weights."""
+        if graph in self._loaded:
+            self._loaded.remove(graph)
         else:
             if len(self._loaded) == _LOADED:
                 gone = self._loaded.pop(0)
-                self._call({"op": "unload", "chain": str(gone)}, f"unloading the graph of {gone} rows")
+                self._call({"op": "unload", "chain": str(gone)}, f"unloading {_words(gone)}")
                 self._bound = {name: bound for name, bound in self._bound.items() if bound != gone}
-            load = {"op": "load", "chain": str(width), "files": self._files[width], "options": self._options}
-            self._call(load, f"loading the graph of {width} rows")
-        self._loaded.append(width)
+            load = {"op": "load", "chain": str(graph), "files": self._files[graph], "options": self._options}
+            self._call(load, f"loading {_words(graph)}")
+        self._loaded.append(graph)
 
-    def _bind(self, binding: RemoteBinding, width: int) -> None:
+    def _bind(self, binding: RemoteBinding, graph: Size) -> None:
         tensors = {}
         for name, (address, size, dtype, shape) in (binding.inputs | binding.outputs).items():
             if (address, size) not in self._regions:
@@ -134,9 +150,9 @@ class HtpRuntime:
             self._arena = np.frombuffer(mmap.mmap(self._fd, self._size), np.uint8)
         self._names += 1
         binding.name = str(self._names)
-        self._bound[binding.name] = width
-        message = {"op": "bind", "chain": str(width), "name": binding.name, "size": self._size}
-        self._call({**message, "tensors": tensors}, f"binding the graph of {width} rows")
+        self._bound[binding.name] = graph
+        message = {"op": "bind", "chain": str(graph), "name": binding.name, "size": self._size}
+        self._call({**message, "tensors": tensors}, f"binding {_words(graph)}")
 
     def _base(self) -> int:
         return int(self._arena.ctypes.data)

@@ -22,8 +22,9 @@ class HtpSession(CpuSession):
     """Runs "target" or "draft" of a bundle through the graphs compiled for one chip.
 
     Everything but the graph runtime is the CPU session's: the cache, the padding to compiled widths, the
-    inputs. `soc` and `precision` choose among several builds, None for the first one. The emulator computes
-    what the chip computes, thousands of times slower.
+    inputs. `soc` and `precision` choose among several builds, None for the first one; `capacities` some of
+    the cache sizes there are graphs of, between which the cache grows. The emulator computes what the chip
+    computes, thousands of times slower.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class HtpSession(CpuSession):
         role: str = "target",
         *,
         widths: Sequence[int] | None = None,
+        capacities: Sequence[int] = (),
         soc: str | None = None,
         precision: str | None = None,
     ) -> None:
@@ -39,19 +41,24 @@ class HtpSession(CpuSession):
         chains = choose_chains(bundle, role, soc, precision)
         first = _htp(next(iter(chains.values()))[0])
         _check_release(bundle, first)
-        missing = sorted(set(widths or ()) - set(chains))
+        have, slots = sorted({width for width, _ in chains}), sorted({slots for _, slots in chains})
+        missing = sorted(set(widths or ()) - set(have))
         if missing:
             raise UsageError(
                 f"{bundle.path} has no graph of {missing[0]} rows for the emulator",
-                f"its widths are {', '.join(map(str, chains))}",
+                f"its widths are {', '.join(map(str, have))}",
             )
-        used = sorted(widths or chains)
-        files = {width: [bundle.file(graph.file) for graph in chains[width]] for width in used}
+        used, grown = sorted(widths or have), sorted(capacities or slots)
+        files = {
+            (width, capacity): [bundle.file(graph.file) for graph in chains[width, capacity]]
+            for width in used
+            for capacity in grown
+        }
         options = {"soc_model": str(first.soc_model)}
         if first.vtcm_mb is not None:
             options["vtcm_mb"] = str(first.vtcm_mb)
         self._remote = HtpRuntime(files, options)
-        super().__init__(bundle, role, widths=used, whole=True, runtime=self._remote)
+        super().__init__(bundle, role, widths=used, capacities=grown, runtime=self._remote)
         self.spec = replace(self.spec, provider=PROVIDER)
         if first.mask_value is not None:
             self.model = msgspec.structs.replace(self.model, mask_value=first.mask_value)
@@ -60,13 +67,18 @@ class HtpSession(CpuSession):
         super().close()
         self._remote.close()
 
+    def _unbind(self) -> None:
+        super()._unbind()
+        self._remote.forget()
+
 
 def choose_chains(
     bundle: Bundle, role: str, soc: str | None = None, precision: str | None = None
-) -> dict[int, list[GraphEntry]]:
-    """The emulator's graphs of one build: width -> its parts in order, widths ascending.
+) -> dict[tuple[int, int], list[GraphEntry]]:
+    """The emulator's graphs of one build: (width, capacity) -> its parts in order, ascending.
 
-    Raises BundleError if the bundle has none, UsageError if it has others than those asked for.
+    Raises BundleError if the bundle has none, or not every width at every capacity; UsageError if it has
+    others than those asked for.
     """
     graphs = [graph for graph in bundle.model(role).graphs if graph.provider == PROVIDER]
     if not graphs:
@@ -84,13 +96,19 @@ def choose_chains(
             f"it has: {', '.join(builds)}",
         )
     first = wanted[0]
-    chains: dict[int, list[GraphEntry]] = {}
+    chains: dict[tuple[int, int], list[GraphEntry]] = {}
     for graph in wanted:
         same = (graph.precision, _htp(graph).soc_model) == (first.precision, _htp(first).soc_model)
-        if same and graph.width is not None:
-            chains.setdefault(graph.width, []).append(graph)
+        if same and graph.width is not None and graph.capacity is not None:
+            chains.setdefault((graph.width, graph.capacity), []).append(graph)
     for parts in chains.values():
         parts.sort(key=lambda graph: _htp(graph).part)
+    for width, capacity in ((width, capacity) for width, _ in chains for _, capacity in chains):
+        if (width, capacity) not in chains:
+            raise BundleError(
+                f"{bundle.path} has no {role} graph of {width} rows over {capacity} slots for the emulator",
+                "export again: every width needs a graph for each capacity",
+            )
     return dict(sorted(chains.items()))
 
 

@@ -97,6 +97,11 @@ class _Worker:
         self._bindings[name] = [base, bindings, self._chains[chain]]
         return {}
 
+    def forget(self) -> dict[str, Any]:
+        """Drop all bindings: what lies where in the arena is about to change."""
+        self._bindings.clear()
+        return {}
+
     def run(self, name: str) -> dict[str, Any]:
         _, bindings, sessions = self._bindings[name]
         start = time.perf_counter()

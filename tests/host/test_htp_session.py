@@ -186,7 +186,7 @@ def test_the_npu_computes_what_the_quantised_graph_says(precision: Precision, tm
     soc, tokens = find_soc("SM8650"), random_text(33, seed=5)
     for width, file in files.items():
         wrappers = compile_binary({f"g{width}": file}, tmp_path, f"g{width}", soc).wrappers
-        runtime = HtpRuntime({width: wrappers}, {"soc_model": str(soc.soc_model)})
+        runtime = HtpRuntime({(width, 128): wrappers}, {"soc_model": str(soc.soc_model)})
         npu = CpuSession(bundle, widths=[width], whole=True, runtime=runtime)
         figures = Figures()
         passes = prefill_passes(tokens, min(32, 2 * width), width)
@@ -211,7 +211,7 @@ def test_a_crash_of_the_library_is_told_and_takes_nothing_down(fp16: Bundle) -> 
 @needs_qnn
 def test_loading_a_shared_binary_here_crashes_into_a_clear_error(fp16: Bundle) -> None:
     graph = next(graph for graph in fp16.target.graphs if graph.provider == "htp" and graph.width == 1)
-    runtime = HtpRuntime({1: [fp16.file(graph.file)]}, {"soc_model": "57"})
+    runtime = HtpRuntime({(1, 128): [fp16.file(graph.file)]}, {"soc_model": "57"})
     session = CpuSession(fp16, widths=[1], whole=True, runtime=runtime)
     with pytest.raises(DecodeError, match="while loading the graph of 1 rows") as caught:
         session.forward([1], [0], causal(0, 1))
