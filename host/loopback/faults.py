@@ -40,6 +40,8 @@ class Link:
         self._free_at = 0.0
         self.received = 0
         """Payload bytes that came from the host over all connections, up to where the link was cut."""
+        self.cut_off = 0
+        """Of those, bytes of payloads the cut came in the middle of: they never reached a service."""
 
     def _wait(self, seconds: float) -> None:
         """Let a payload take its time on the link, which carries one after the other."""
@@ -60,10 +62,12 @@ class Link:
             self._wait(count / self._faults.rate)
         with self._lock:
             left = self._faults.drops[0] - self._since_drop if self._faults.drops else count + 1
-            self.received += min(count, max(0, left)) if received else 0
+            arrived = min(count, max(0, left)) if received else 0
+            self.received += arrived
             self._since_drop += count
             if count < left:
                 return False
+            self.cut_off += arrived
             self._faults.drops.popleft()
             self._since_drop = 0
         return True

@@ -101,16 +101,24 @@ class ShellService:
         if not self._packets:
             return self._stream.read
 
-        def packet() -> bytes:
+        kind, left = STDIN, 0
+
+        def piece() -> bytes:
+            # As ShellProtocol::Read does: what is there of a packet is passed on, the rest follows. A cut link
+            # thus loses the adb message it falls into, not the whole packet.
+            nonlocal kind, left
             while True:
-                header = self._stream.read_exactly(5)
-                data = self._stream.read_exactly(int.from_bytes(header[1:], "little"))
-                if header[0] == CLOSE_STDIN:
-                    return b""
-                if header[0] == STDIN and data:
+                while not left:
+                    header = self._stream.read_exactly(5)
+                    kind, left = header[0], int.from_bytes(header[1:], "little")
+                    if kind == CLOSE_STDIN:
+                        return b""
+                data = self._stream.read_some(left)
+                left -= len(data)
+                if kind == STDIN:
                     return data
 
-        return packet
+        return piece
 
     def _spoil(self, data: bytes) -> bytes:
         """Flip the byte the faults ask for, once."""

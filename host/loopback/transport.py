@@ -60,18 +60,20 @@ class Stream:
 
     def read_exactly(self, count: int) -> bytes:
         """`count` bytes; raises LinkClosed if the stream ends before."""
-        taken = self._rest[self._at : self._at + count]
-        self._at += len(taken)
-        if len(taken) == count:
-            return taken
-        parts = bytearray(taken)
+        parts = bytearray()
         while len(parts) < count:
-            self._rest = self.read()
+            parts += self.read_some(count - len(parts))
+        return bytes(parts)
+
+    def read_some(self, limit: int) -> bytes:
+        """From one byte to `limit`, as soon as there are any; raises LinkClosed if the stream ends before."""
+        if self._at == len(self._rest):
+            self._rest, self._at = self.read(), 0
             if not self._rest:
                 raise LinkClosed("the host closed the stream")
-            self._at = count - len(parts)
-            parts += self._rest[: self._at]
-        return bytes(parts)
+        taken = self._rest[self._at : self._at + limit]
+        self._at += len(taken)
+        return taken
 
     def write(self, data: bytes) -> None:
         for start in range(0, len(data), MAX_PAYLOAD):
