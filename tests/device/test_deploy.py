@@ -325,8 +325,8 @@ def test_android_s_own_commands_do_it_too(android: LoopbackDevice, folder: Folde
 def test_fifty_drops_in_one_push(phone: Phone, device: LoopbackDevice, tmp_path: Path) -> None:
     """300 MB with the link cut fifty times at random: the file is right, and little was sent twice.
 
-    A cut destroys the message it falls into, of up to 1 MiB whatever the pusher does: half of that on average,
-    26 MB of 300 in fifty cuts. Beyond those nothing that had arrived is sent again.
+    A cut destroys the message it falls into, of up to 1 MiB whatever the pusher does: half of that on
+    average, 26 MB of 300 in fifty cuts. Beyond those nothing that had arrived is sent again.
     """
     size = 300_000_000
     pieces = {"big": piece(tmp_path / "big", random.Random(1).randbytes(size // 10) * 10)}
