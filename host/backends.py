@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from hexgraft.host.adb.fit import Asked
 from hexgraft.host.adb.session import DeviceOptions, open_device_session
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cpu_session import CpuSession
@@ -41,11 +43,18 @@ def open_session(
     whole: bool = False,
     threads: int = 0,
     provider: str = "cpu",
+    soc: str | None = None,
+    precision: str | None = None,
     phone: DeviceOptions | None = None,
 ) -> Session:
     """A session of the bundle's "target" or "draft"; `whole` allocates the whole context at once, as phones
-    do. `provider` is what a runner computes with. `phone` says which one "device" is, if the environment
-    does not."""
+    do. `provider` is what a runner computes with; `soc` and `precision` choose among several builds for the
+    NPU. `phone` says which one "device" is, if the environment does not."""
+    if (soc or precision) and backend != "htp-sim" and provider != "htp":
+        raise UsageError(
+            f"--{'soc' if soc else 'precision'} chooses a build for the NPU",
+            "add --backend htp-sim, or --provider htp with --backend runner or device",
+        )
     if backend == "cpu":
         if provider != "cpu":
             raise UsageError(
@@ -53,12 +62,19 @@ def open_session(
             )
         return CpuSession(bundle, role, widths=widths, whole=whole, threads=threads)
     if backend == "htp-sim":
-        return HtpSession(bundle, role, widths=widths)
+        return HtpSession(bundle, role, widths=widths, soc=soc, precision=precision)
     if backend == "runner":
         return open_local_session(
-            bundle, role, provider=provider, widths=widths, whole=whole, threads=threads
+            bundle,
+            role,
+            provider=provider,
+            widths=widths,
+            whole=whole,
+            threads=threads,
+            soc=soc,
+            precision=precision,
         )
     if backend == "device":
-        phone = phone or DeviceOptions.from_environment(provider)
+        phone = replace(phone or DeviceOptions.from_environment(provider), asked=Asked(soc, precision))
         return open_device_session(bundle, role, phone, widths=widths, whole=whole, threads=threads)
     raise UsageError(f"unknown backend {backend!r}", f"one of: {', '.join(BACKENDS)}")

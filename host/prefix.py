@@ -36,13 +36,18 @@ class Place:
     widths: str
 
     @classmethod
-    def of(cls, bundle: Bundle, backend: str, widths: str | None, provider: str = "cpu") -> Place:
-        """Of the target, by the names `--backend`, `--widths` and `--provider` have them."""
+    def of(
+        cls,
+        bundle: Bundle,
+        backend: str,
+        widths: str | None,
+        provider: str = "cpu",
+        precision: str | None = None,
+    ) -> Place:
+        """Of the target, by the names `--backend`, `--widths`, `--provider` and `--precision` have them."""
         away = backend in ("runner", "device")
-        graph = bundle.graph("target", provider if away else backend)
-        return cls(
-            bundle.digest, f"{backend} {provider}" if away else backend, graph.precision, widths or "any"
-        )
+        precision = precision or bundle.graph("target", provider if away else backend).precision
+        return cls(bundle.digest, f"{backend} {provider}" if away else backend, precision, widths or "any")
 
 
 @dataclass(frozen=True, slots=True)

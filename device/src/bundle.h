@@ -26,7 +26,14 @@ struct ModelFiles {
   std::vector<GraphFile> graphs;
 };
 
-// The "target" or "draft" model of the bundle folder at `path`, with its graphs for `provider`.
-Result<ModelFiles> read_model(const std::string& path, const std::string& role, const std::string& provider);
+// Which of several builds for the NPU; empty: any.
+struct BuildName {
+  std::string soc, precision;
+};
+
+// The "target" or "draft" model of the bundle folder at `path`, with its graphs for `provider`. Graphs of builds
+// that are not meant need not be there.
+Result<ModelFiles> read_model(const std::string& path, const std::string& role, const std::string& provider,
+                              const BuildName& build = {});
 
 }  // namespace hexgraft

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from hexgraft.host.adb.errors import Unfit
@@ -10,6 +11,37 @@ from hexgraft.host.adb.facts import PhoneFacts
 from hexgraft.host.adb.store import Folder, Piece
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.manifest import MANIFEST, GraphEntry, HtpEntry
+from hexgraft.models.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """One of a bundle's builds for the NPU: its chip, that chip's number, Hexagon version, the precision."""
+
+    soc: str
+    soc_model: int
+    arch: int
+    precision: str
+
+    def has(self, graph: GraphEntry) -> bool:
+        return graph.htp is not None and (graph.htp.soc, graph.precision) == (self.soc, self.precision)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Which build the user named, None for any."""
+
+    soc: str | None = None
+    precision: str | None = None
+
+    def fits(self, build: Build) -> bool:
+        return self.soc in (None, build.soc) and self.precision in (None, build.precision)
+
+    def refusal(self, bundle: Bundle, graphs: str) -> UsageError:
+        words = " ".join(filter(None, (self.soc, self.precision)))
+        built = ", ".join(f"{build.soc} {build.precision}" for build in builds_of(bundle, graphs))
+        return UsageError(f"{bundle.path} is not built for {words}", f"it has: {built}")
+
 
 _RELEASE = re.compile(rb"v(\d+)\.(\d+)\.(\d+)\.\d{6,}")
 _BLOCK = 8 << 20
@@ -24,32 +56,58 @@ def graphs_for(bundle: Bundle, target: str, provider: str) -> str:
     return wanted
 
 
-def bundle_folder(bundle: Bundle, graphs: str) -> Folder:
-    """The manifest and the files that running `graphs` needs, as a folder for the phone."""
+def builds_of(bundle: Bundle, graphs: str) -> list[Build]:
+    """The builds of the bundle's NPU graphs of one kind, in the bundle's order."""
+    found = [
+        Build(g.htp.soc, g.htp.soc_model, g.htp.arch, g.precision)
+        for g in _graphs(bundle)
+        if g.provider == graphs and g.htp is not None
+    ]
+    return list(dict.fromkeys(found))
+
+
+def bundle_folder(bundle: Bundle, graphs: str, build: Build | None = None) -> Folder:
+    """The manifest and the files that running `graphs` needs, as a folder for the phone.
+
+    With `build`, of all that is compiled for an NPU only that build's files are among them.
+    """
     manifest = bundle.file(MANIFEST)
-    others = {name for g in _graphs(bundle) if g.provider != graphs for name in _files_of(g, bundle)}
-    needed = {name for g in _graphs(bundle) if g.provider == graphs for name in _files_of(g, bundle)}
+    chosen = [g for g in _graphs(bundle) if g.provider == graphs and (build is None or build.has(g))]
+    needed = {name for graph in chosen for name in _files_of(graph, bundle)}
+    others = {name for graph in _graphs(bundle) for name in _files_of(graph, bundle)} - needed
     pieces = {
         name: Piece(bundle.file(name), entry.size, entry.sha256)
         for name, entry in bundle.manifest.files.items()
-        if name in needed or name not in others
+        if name not in others
     }
     pieces[MANIFEST] = Piece(manifest, manifest.stat().st_size, bundle.digest)
-    return Folder("bundles", bundle.digest, pieces, graphs)
+    part = graphs if build is None else f"{graphs}-{build.soc}-{build.precision}"
+    return Folder("bundles", bundle.digest, pieces, re.sub(r"[^\w.-]", "_", part))
 
 
-def choose_chip(bundle: Bundle, facts: PhoneFacts, soc_model: int | None) -> HtpEntry:
-    """What the build of the bundle that fits the phone was compiled for; raises Unfit if none does.
+def choose_build(
+    bundle: Bundle, graphs: str, asked: Asked, facts: PhoneFacts, soc_model: int | None
+) -> Build | None:
+    """The build of the bundle to run on this phone, None where `graphs` are the CPU's. Raises Unfit if none
+    is for its chip, UsageError if what was asked for is not in the bundle.
 
-    `soc_model` is the number QAIRT knows the phone's chip by, None where the chip is not known.
+    `soc_model` is the number QAIRT knows the phone's chip by, None where the chip is not known. The emulator
+    takes any chip's.
     """
-    built = {g.htp.soc: g.htp for g in _graphs(bundle) if g.provider == "htp" and g.htp is not None}
-    for name, entry in built.items():
-        if entry.soc_model == soc_model or name == facts.soc:
-            return entry
+    if graphs == "cpu":
+        return None
+    builds = [build for build in builds_of(bundle, graphs) if asked.fits(build)]
+    if not builds:
+        raise asked.refusal(bundle, graphs)
+    for build in builds:
+        if graphs == "htp-sim" or build.soc_model == soc_model or build.soc == facts.soc:
+            return build
+    if soc_model is None and asked.soc is not None:
+        return builds[0]
     chip = facts.soc or facts.board or "a chip it does not name"
+    names = ", ".join(dict.fromkeys(build.soc for build in builds))
     raise Unfit(
-        f"{bundle.path} is compiled for {', '.join(built)}, the phone {facts.serial} has {chip}",
+        f"{bundle.path} is compiled for {names}, the phone {facts.serial} has {chip}",
         f"export again with --soc {chip}" if soc_model is not None else "use --provider cpu",
     )
 

@@ -12,13 +12,12 @@ from typing import Any
 from hexgraft.host.adb.device_runner import DeviceRunner
 from hexgraft.host.adb.errors import DeviceError, Unfit
 from hexgraft.host.adb.facts import PhoneFacts, gather
-from hexgraft.host.adb.fit import bundle_folder, check_release, choose_chip, graphs_for
+from hexgraft.host.adb.fit import Asked, Build, bundle_folder, check_release, choose_build, graphs_for
 from hexgraft.host.adb.phone import ROOT, Phone, open_phone
 from hexgraft.host.adb.push import Progress, Pushed, Pusher
 from hexgraft.host.adb.release import Release, find_release
 from hexgraft.host.adb.store import Folder
 from hexgraft.host.bundle import Bundle
-from hexgraft.host.manifest import HtpEntry
 from hexgraft.host.runner.connection import Operation
 from hexgraft.host.runner.session import RunnerSession
 from hexgraft.host.runner.wire import RunnerError
@@ -35,14 +34,16 @@ def _nothing(*said: Any) -> None:
 class DeviceOptions:
     """Which phone, which folder on it, what computes there, and whether its screen stays on meanwhile.
 
-    `progress` is told of files being pushed, `note` of every line the runner logs. `soc_model` gives the
-    number by which QAIRT knows a phone's chip, where the caller has a table of chips.
+    `asked` names one of several builds for the NPU. `progress` is told of files being pushed, `note` of every
+    line the runner logs. `soc_model` gives the number by which QAIRT knows a phone's chip, where the caller
+    has a table of chips.
     """
 
     serial: str | None = None
     root: str = ROOT
     provider: str = "cpu"
     stay_awake: bool = True
+    asked: Asked = Asked()
     progress: Progress = field(default=_nothing, compare=False)
     note: Callable[[str], None] = field(default=_nothing, compare=False)
     soc_model: Callable[[PhoneFacts], int | None] = field(default=_nothing, compare=False)
@@ -69,26 +70,22 @@ class DevicePlace:
         self.phone: Phone = open_phone(options.serial, options.root)
         facts = gather(self.phone)
         graphs = graphs_for(bundle, facts.target, options.provider)
-        chip = self._check(facts) if graphs == "htp" else None
-        self.soc = chip.soc if chip else None
-        """The chip whose build is used, None where there is no choice."""
-        self.release: Release = find_release(
-            facts.target, qnn=options.provider == "htp", arch=chip.arch if chip else None
-        )
-        check_release(bundle, graphs, self.release.libraries)
-        self.folder: Folder = bundle_folder(bundle, graphs)
-        self._runner: DeviceRunner | None = None
-        self.users = 0
-        """Sessions that use the runner."""
-
-    def _check(self, facts: PhoneFacts) -> HtpEntry:
-        """The chip to run on; raises Unfit before anything moves."""
-        if not facts.nodes:
+        if graphs == "htp" and not facts.nodes:
             raise Unfit(
                 f"{self.phone.name} ({facts.soc or 'unknown chip'}) has no Hexagon NPU that adb may reach",
                 "use --provider cpu",
             )
-        return choose_chip(self.bundle, facts, self.options.soc_model(facts))
+        self.build: Build | None = choose_build(
+            bundle, graphs, options.asked, facts, options.soc_model(facts)
+        )
+        """The build for the NPU that is used, None on the CPU."""
+        arch = self.build.arch if self.build and graphs == "htp" else None
+        self.release: Release = find_release(facts.target, qnn=options.provider == "htp", arch=arch)
+        check_release(bundle, graphs, self.release.libraries)
+        self.folder: Folder = bundle_folder(bundle, graphs, self.build)
+        self._runner: DeviceRunner | None = None
+        self.users = 0
+        """Sessions that use the runner."""
 
     def push(self) -> Pushed:
         """Put on the phone what it lacks."""
@@ -142,7 +139,8 @@ class DeviceSession(RunnerSession):
                 widths=widths,
                 whole=whole,
                 threads=threads,
-                soc=place.soc,
+                soc=place.build.soc if place.build else None,
+                precision=place.build.precision if place.build else None,
             )
         except (BundleError, RunnerError) as error:
             raise self._runner.decoded(error) from error

@@ -24,6 +24,7 @@ from hexgraft.host.cli.options import (
     session_options,
     verify_option,
 )
+from hexgraft.host.cli.phone_options import build_where_it_is
 from hexgraft.host.cli.run import read_prompt
 from hexgraft.host.cli.tree_view import visible
 from hexgraft.host.text import TextCodec
@@ -119,7 +120,9 @@ def _both(path: Path, prompt: str, options: dict[str, Any]) -> tuple[Trace, Trac
     }
     if all(options[name] == value for name, value in second.items()):
         say("note: both sessions are the same; choose another with --with-backend or --with-widths")
-    return _decode(bundle, codec, ids, dict(options)), _decode(bundle, codec, ids, options | second)
+    sides = dict(options), options | second
+    build_where_it_is(*sides)
+    return _decode(bundle, codec, ids, sides[0]), _decode(bundle, codec, ids, sides[1])
 
 
 def _decode(bundle: Bundle, codec: TextCodec, ids: list[int], options: dict[str, Any]) -> Trace:

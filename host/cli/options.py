@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
+from hexgraft.host.adb.phone import ROOT
 from hexgraft.host.adb.session import PROVIDERS, DeviceOptions
 from hexgraft.host.backends import BACKENDS, open_session, parse_width_option
 from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.cli.console import bytes_progress
-from hexgraft.host.cli.phone_options import soc_model
+from hexgraft.host.cli.phone_options import build_options, soc_model
 from hexgraft.host.decode import DecodeOptions, Decoder
 from hexgraft.host.drafters.base import Drafter
 from hexgraft.host.drafters.knobs import TableKnobs, parse_knobs
@@ -98,6 +98,14 @@ session_options = _all(
     click.option(
         "-s", "--serial", envvar="ANDROID_SERIAL", help="With --backend device: which phone, if several."
     ),
+    click.option(
+        "--root",
+        envvar="HEXGRAFT_DEVICE_ROOT",
+        default=ROOT,
+        show_default=True,
+        help="With --backend device: our folder on the phone.",
+    ),
+    build_options,
     click.option(
         "--no-stay-awake", is_flag=True, help="With --backend device: let the screen go off meanwhile."
     ),
@@ -201,9 +209,10 @@ def open_role(bundle: Bundle, role: str, options: dict[str, Any]) -> Session:
                 bar = stack.enter_context(bytes_progress())
             bar(what, done, total)
 
-        phone = replace(
-            DeviceOptions.from_environment(options["provider"]),
-            serial=options["serial"],
+        phone = DeviceOptions(
+            options["serial"],
+            options["root"],
+            options["provider"],
             stay_awake=not options["no_stay_awake"],
             progress=pushing,
             soc_model=soc_model,
@@ -216,6 +225,8 @@ def open_role(bundle: Bundle, role: str, options: dict[str, Any]) -> Session:
             whole=options["widths"] == "bundle",
             threads=options["threads"],
             provider=options["provider"],
+            soc=options["soc"],
+            precision=options["precision"],
             phone=phone,
         )
 
@@ -225,7 +236,7 @@ def place_of(bundle: Bundle, options: dict[str, Any]) -> Place:
     widths = options["widths"]
     if widths not in (None, "bundle"):
         widths = ",".join(map(str, parse_width_option(widths, bundle) or ()))
-    return Place.of(bundle, options["backend"], widths, options["provider"])
+    return Place.of(bundle, options["backend"], widths, options["provider"], options["precision"])
 
 
 def open_baked(bundle: Bundle, options: dict[str, Any]) -> Prefix | None:

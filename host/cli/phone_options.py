@@ -32,6 +32,26 @@ def phone_options(command: Command) -> Command:
     )(command)
 
 
+def build_options(command: Command) -> Command:
+    """--soc and --precision, which choose among the builds of a bundle."""
+    command = click.option(
+        "--precision", help="Which of several builds for the NPU, by its precision. Default: the first."
+    )(command)
+    return click.option(
+        "--soc",
+        callback=lambda context, parameter, name: find_soc(name).name if name else None,
+        help="Which of several builds for the NPU, by its chip. Default: the phone's, or the first.",
+    )(command)
+
+
+def build_where_it_is(*sides: dict[str, Any]) -> None:
+    """Of several sides that are compared, let only those on an NPU have --soc and --precision."""
+    on_npu = [side["backend"] == "htp-sim" or side["provider"] == "htp" for side in sides]
+    for side, npu in zip(sides, on_npu, strict=True):
+        if any(on_npu) and not npu:
+            side |= {"soc": None, "precision": None}
+
+
 def _soc(facts: PhoneFacts) -> Soc | None:
     for name in filter(None, (facts.soc, facts.board)):
         try:

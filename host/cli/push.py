@@ -6,11 +6,13 @@ from pathlib import Path
 
 import click
 
+from hexgraft.host.adb.fit import Asked
 from hexgraft.host.adb.push import megabytes
 from hexgraft.host.adb.session import PROVIDERS, DeviceOptions, DevicePlace
 from hexgraft.host.bundle import open_bundle
 from hexgraft.host.cli.console import bytes_progress, print_json, say
-from hexgraft.host.cli.phone_options import phone_options, soc_model
+from hexgraft.host.cli.phone_options import build_options, phone_options, soc_model
+from hexgraft.models.errors import UsageError
 
 
 @click.command()
@@ -23,17 +25,31 @@ from hexgraft.host.cli.phone_options import phone_options, soc_model
     show_default=True,
     help="What will compute there: htp takes the NPU's libraries along.",
 )
+@build_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def push(bundle: Path, serial: str | None, root: str, provider: str, as_json: bool) -> None:
+def push(
+    bundle: Path,
+    serial: str | None,
+    root: str,
+    provider: str,
+    soc: str | None,
+    precision: str | None,
+    as_json: bool,
+) -> None:
     """Put BUNDLE, the runner and its libraries on a phone, and print the bundle's folder there.
 
     Only what is missing moves. A broken push goes on where it stopped, and every file is checked by its
     sha256 on the phone before it counts. Other commands push by themselves what they need.
     """
     opened = open_bundle(bundle)
+    if (soc or precision) and provider != "htp":
+        raise UsageError(
+            f"--{'soc' if soc else 'precision'} chooses a build for the NPU", "add --provider htp"
+        )
+    asked = Asked(soc, precision)
     with bytes_progress() as update:
         place = DevicePlace(
-            opened, DeviceOptions(serial, root, provider, progress=update, soc_model=soc_model)
+            opened, DeviceOptions(serial, root, provider, asked=asked, progress=update, soc_model=soc_model)
         )
         done = place.push()
     path = f"{place.phone.root}/{place.folder.name}"

@@ -11,11 +11,13 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from hexgraft.host.adb.phone import ROOT
 from hexgraft.host.adb.session import PROVIDERS
 from hexgraft.host.backends import BACKENDS
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cli.console import print_json, say, stdout
 from hexgraft.host.cli.options import open_checked, open_role, verify_option
+from hexgraft.host.cli.phone_options import build_options, build_where_it_is
 from hexgraft.host.cli.tree_view import visible
 from hexgraft.host.session import Session
 from hexgraft.host.traces.cache_check import NOISE, CacheCheck, Damage
@@ -37,6 +39,10 @@ from hexgraft.models.errors import FAILED, UsageError
 @click.option("--reference-widths", help="The reference's widths. Default: those of the other.")
 @click.option("--threads", default=0, help="CPU threads; 0 for one a core.")
 @click.option("-s", "--serial", envvar="ANDROID_SERIAL", help="With device: which phone, if several.")
+@click.option(
+    "--root", envvar="HEXGRAFT_DEVICE_ROOT", default=ROOT, help="With device: our folder on the phone."
+)
+@build_options
 @click.option("--no-stay-awake", is_flag=True, help="With device: let the screen go off meanwhile.")
 @click.option(
     "--check-cache", is_flag=True, help="After every pass compare the caches; name the first damaged cell."
@@ -122,6 +128,7 @@ def _sides(header: Header, bundle: Bundle, options: dict[str, Any]) -> tuple[dic
         "provider": options["reference_provider"],
         "widths": None if against == "any" else against,
     }
+    build_where_it_is(reference, other)
     return options | reference, options | other
 
 

@@ -246,6 +246,8 @@ def open_local_session(
     whole: bool = False,
     threads: int = 0,
     options: Mapping[str, str] | None = None,
+    soc: str | None = None,
+    precision: str | None = None,
     binary: Path | None = None,
 ) -> RunnerSession:
     """Start this machine's runner and load one model in it; closing the session ends the runner."""
@@ -265,6 +267,8 @@ def open_local_session(
             whole=whole,
             threads=threads,
             options=options,
+            soc=soc,
+            precision=precision,
             owner=runner,
         )
     except BaseException:

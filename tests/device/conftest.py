@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from device_command import hexgraft  # noqa: F401  a fixture
 from pair import make_pair
 from phones import android, connect, device, one_server, phone, server  # noqa: F401  fixtures
 

@@ -16,8 +16,16 @@ from hexgraft.export.htp.precision import make_precision
 from hexgraft.export.htp.soc import find_socs
 from hexgraft.export.writer import ExportOptions
 from hexgraft.host.adb.errors import Unfit
-from hexgraft.host.adb.facts import parse
-from hexgraft.host.adb.fit import bundle_folder, check_release, choose_chip, graphs_for, qairt_release
+from hexgraft.host.adb.facts import PhoneFacts, parse
+from hexgraft.host.adb.fit import (
+    Asked,
+    Build,
+    bundle_folder,
+    check_release,
+    choose_build,
+    graphs_for,
+    qairt_release,
+)
 from hexgraft.host.adb.session import DeviceOptions, close_places, open_device_session
 from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.decode import DecodeOptions, Decoder
@@ -26,8 +34,11 @@ from hexgraft.host.loopback.phone import PHONES
 from hexgraft.host.manifest import FileEntry, GraphEntry, HtpEntry
 from hexgraft.host.session import Session
 from hexgraft.models.checkpoint import open_checkpoint
+from hexgraft.models.errors import UsageError
 
 ANDROID = "android-arm64"
+ANY = Asked()
+CHIPS = ("SM8650", 57), ("SM8750", 69)
 QAIRT = "v2.51.0.260929181845"
 
 
@@ -67,14 +78,70 @@ def test_which_graphs_a_runner_loads(bundle: Bundle) -> None:
     assert "--target htp --soc CHIP" in str(raised.value.hint)
 
 
-def test_the_chip_is_chosen_by_number_or_name(bundle: Bundle) -> None:
+def test_only_the_phone_s_build_is_pushed(bundle: Bundle) -> None:
     both = compiled(bundle, ("SM8650", 57), ("SM8750", 69))
-    facts = parse("X", "=== properties\n[ro.soc.model]: [QCS8750]\n")
-    assert choose_chip(both, facts, 69).soc == "SM8750"
-    assert choose_chip(both, parse("X", "=== properties\n[ro.soc.model]: [SM8650]\n"), None).soc == "SM8650"
+    folders = [bundle_folder(both, "htp", Build(*chip, 75, "fp16")) for chip in CHIPS]
+    for folder, (chip, _) in zip(folders, CHIPS, strict=True):
+        npu = {name for name in folder.pieces if name.startswith("npu/")}
+        assert npu == {f"npu/{chip}/htp.onnx", f"npu/{chip}/htp.bin"}
+        assert "bundle.json" in folder.pieces
+    # One folder, two parts of it, each whole or not by itself.
+    assert folders[0].name == folders[1].name
+    assert [folder.part for folder in folders] == ["htp-SM8650-fp16", "htp-SM8750-fp16"]
+
+
+def test_files_that_builds_share_are_pushed_with_each(bundle: Bundle) -> None:
+    both = compiled(bundle, ("SM8650", 57), ("SM8750", 69))
+    for graph in both.manifest.target.graphs:
+        if graph.htp is not None and graph.provider == "htp":
+            graph.htp.binary = "npu/SM8650/htp.bin"
+    assert "npu/SM8650/htp.bin" in bundle_folder(both, "htp", Build("SM8750", 69, 75, "fp16")).pieces
+
+
+def named(chip: str) -> PhoneFacts:
+    return parse("X", f"=== properties\n[ro.soc.model]: [{chip}]\n")
+
+
+def test_the_build_is_chosen_by_number_or_name(bundle: Bundle) -> None:
+    both = compiled(bundle, *CHIPS)
+
+    def soc(chip: str, number: int | None, asked: Asked = ANY) -> str:
+        build = choose_build(both, "htp", asked, named(chip), number)
+        assert build is not None
+        return build.soc
+
+    assert soc("QCS8750", 69) == "SM8750"
+    assert soc("SM8650", None) == "SM8650"
     with pytest.raises(Unfit, match=r"is compiled for SM8650, SM8750, the phone X has QCS8750") as raised:
-        choose_chip(both, facts, 43)
+        soc("QCS8750", 43)
     assert raised.value.hint == "export again with --soc QCS8750"
+    assert choose_build(both, "cpu", ANY, named("QCS8750"), 43) is None
+
+
+def test_a_build_that_is_asked_for(bundle: Bundle) -> None:
+    both = compiled(bundle, *CHIPS)
+    for graph in both.manifest.target.graphs[:]:
+        if graph.htp is not None:
+            other = copy.deepcopy(graph)
+            other.precision = "w8a16"
+            both.manifest.target.graphs.append(other)
+
+    def precision(asked: Asked, graphs: str = "htp", chip: str = "SM8750", number: int | None = 69) -> str:
+        build = choose_build(both, graphs, asked, named(chip), number)
+        assert build is not None
+        return f"{build.soc} {build.precision}"
+
+    assert precision(ANY) == "SM8750 fp16"
+    assert precision(Asked(None, "w8a16")) == "SM8750 w8a16"
+    assert precision(ANY, "htp-sim") == "SM8650 fp16"
+    assert precision(Asked("SM8750", "w8a16"), "htp-sim") == "SM8750 w8a16"
+    with pytest.raises(UsageError, match="is not built for SM8750 w4a16") as raised:
+        precision(Asked("SM8750", "w4a16"))
+    assert raised.value.hint == "it has: SM8650 fp16, SM8750 fp16, SM8650 w8a16, SM8750 w8a16"
+    # A chip that is known to be another one is refused even so; one nobody knows is the user's to name.
+    with pytest.raises(Unfit, match="is compiled for SM8650, the phone X has SM8750"):
+        precision(Asked("SM8650"))
+    assert precision(Asked("SM8650"), chip="engineering sample", number=None) == "SM8650 fp16"
 
 
 def library(path: Path, version: str) -> Path:

@@ -1,0 +1,46 @@
+"""`hexgraft device loopback`, the way a newcomer meets it."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from device_command import Hexgraft, command
+
+from hexgraft.host.bundle import Bundle
+from hexgraft.host.loopback.adb_server import AdbServer
+from hexgraft.models.errors import USAGE
+
+
+@pytest.fixture
+def server(one_server: AdbServer) -> AdbServer:
+    """The commands of adb are tried with both versions elsewhere."""
+    return one_server
+
+
+def test_loopback_runs_a_command_and_ends(hexgraft: Hexgraft, bundle: Bundle, server: Any) -> None:
+    """The way a newcomer meets it: nothing of the user's adb is used, nothing is left."""
+    done = command("device", "loopback", "--phone", "s25", "--", "hexgraft", "devices", "--json")
+    out, err = done.communicate(timeout=60)
+    assert done.returncode == 0, err
+    (entry,) = json.loads(out)
+    assert entry["model"] == "SM S931B"
+    assert entry["state"] == "device"
+
+
+def test_loopback_waits_for_ctrl_c(hexgraft: Hexgraft, tmp_path: Path) -> None:
+    waiting = command("device", "loopback", "--folder", str(tmp_path / "phone"))
+    assert waiting.stdout is not None
+    assert waiting.stdout.readline().startswith(b"127.0.0.1:")
+    waiting.send_signal(signal.SIGINT)
+    waiting.communicate(timeout=20)
+    assert waiting.returncode == 0
+    assert (tmp_path / "phone" / "properties").is_file()
+
+
+def test_loopback_takes_no_nonsense(hexgraft: Hexgraft) -> None:
+    assert hexgraft("device", "loopback", "--shell", "/nowhere/sh").code == USAGE
+    assert hexgraft("device", "loopback", "--phone", "nokia").code == USAGE
