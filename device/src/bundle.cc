@@ -184,6 +184,13 @@ bool read_htp(const Json& htp, GraphFile& file) {
          file.part < file.parts && mask_fits;
 }
 
+// Whether a graph is of the build meant; those of the CPU are of none.
+bool is_of(const Json& graph, const BuildName& build) {
+  const Json htp = graph.value("htp", Json());
+  return !htp.is_object() || ((build.soc.empty() || text(htp, "soc") == build.soc) &&
+                              (build.precision.empty() || text(graph, "precision") == build.precision));
+}
+
 Result<GraphFile> read_graph(const Json& graph, const Json& manifest, const std::string& path,
                              const std::string& where) {
   const std::string name = text(graph, "file");
@@ -204,7 +211,8 @@ Result<GraphFile> read_graph(const Json& graph, const Json& manifest, const std:
 
 }  // namespace
 
-Result<ModelFiles> read_model(const std::string& path, const std::string& role, const std::string& provider) {
+Result<ModelFiles> read_model(const std::string& path, const std::string& role, const std::string& provider,
+                              const BuildName& build) {
   const std::string where = path + "/bundle.json";
   Result<Json> manifest = read_manifest(where);
   if (!manifest) return manifest.error();
@@ -216,11 +224,20 @@ Result<ModelFiles> read_model(const std::string& path, const std::string& role, 
   if (!sizes) return sizes.error();
   ModelFiles files{*sizes, {}};
   const Json graphs = entry->value("graphs", Json());
+  bool others = false;
   for (const Json& graph : graphs.is_array() ? graphs : Json::array()) {
     if (!graph.is_object() || graph.value("provider", Json()) != provider) continue;
+    if (!is_of(graph, build)) {
+      others = true;
+      continue;
+    }
     Result<GraphFile> file = read_graph(graph, *manifest, path, where);
     if (!file) return file.error();
     files.graphs.push_back(std::move(*file));
+  }
+  if (files.graphs.empty() && others) {
+    return Error{"no_graph", "the bundle has no " + provider + " graph for that chip and precision",
+                 "choose what it has"};
   }
   if (files.graphs.empty()) {
     return Error{"no_graph", path + " has no " + provider + " graph of the " + role + " model",

@@ -102,7 +102,7 @@ class GraphLoader {
   // Static graphs, one session per width and part, no node of them on the CPU.
   Result<std::unique_ptr<Model>> load_htp() {
     if (Status problem = register_plugin()) return *problem;
-    if (Status problem = choose_build()) return *problem;
+    choose_build();
     if (Status problem = choose_widths()) return *problem;
     const GraphFile& first = files_.graphs.front();
     const int threads = use_cores();
@@ -148,24 +148,18 @@ class GraphLoader {
     return std::nullopt;
   }
 
-  // Keep the graphs of one build: those of the chip and precision asked for, or of the first graph.
-  Status choose_build() {
+  // Keep the graphs of one build, that of the first graph of those asked for.
+  void choose_build() {
     std::vector<GraphFile> kept;
     for (const GraphFile& file : files_.graphs) {
-      const bool wanted = (request_.soc.empty() || file.soc == request_.soc) &&
-                          (request_.precision.empty() || file.precision == request_.precision);
-      const bool same =
-          kept.empty() || (file.soc_model == kept.front().soc_model && file.precision == kept.front().precision);
-      if (wanted && same) kept.push_back(file);
-    }
-    if (kept.empty()) {
-      return Error{"no_graph", "the bundle has no htp graph for that chip and precision", "choose what it has"};
+      if (kept.empty() || (file.soc_model == kept.front().soc_model && file.precision == kept.front().precision)) {
+        kept.push_back(file);
+      }
     }
     files_.graphs = std::move(kept);
     if (files_.graphs.front().mask_value != 0) {
       files_.sizes.mask_value = static_cast<float>(files_.graphs.front().mask_value);
     }
-    return std::nullopt;
   }
 
   // Keep the graphs of the widths asked for, parts in order; all must have one capacity, which is the context then.
@@ -294,7 +288,8 @@ Result<std::unique_ptr<Model>> Runtime::load(const LoadRequest& request) {
     return Error{"bad_field", "`provider` must be `cpu` or `htp`", "see PROTOCOL.md"};
   }
   Result<ModelFiles> files =
-      read_model(request.bundle, request.role, request.provider == "cpu" ? "cpu" : kHtpGraphs);
+      read_model(request.bundle, request.role, request.provider == "cpu" ? "cpu" : kHtpGraphs,
+                 {request.soc, request.precision});
   if (!files) return files.error();
   try {
     return GraphLoader(*this, request, std::move(*files)).load();

@@ -143,6 +143,19 @@ int main() {
                                     {"binary", 3}}) {
     CHECK(code(folder, compiled(name, value), "target", "htp") == "bad_bundle");
   }
+  // Of several builds only the one that is meant need be there.
+  Json builds = compiled("part", 0);
+  builds["target"]["graphs"][0]["htp"]["parts"] = 1;
+  Json other = builds["target"]["graphs"][0];
+  other["htp"]["soc"] = "SM8750";
+  other["htp"]["binary"] = "target/other.bin";
+  builds["target"]["graphs"].push_back(other);
+  builds["files"]["target/other.bin"] = {{"size", 7}};
+  CHECK(code(folder, builds, "target", "htp") == "bad_bundle");
+  CHECK(read_model(folder.path, "target", "htp", {"SM8650", ""})->graphs.size() == 1);
+  CHECK(read_model(folder.path, "target", "htp", {"SM8650", "w8a16"})->graphs.size() == 1);
+  CHECK(read_model(folder.path, "target", "htp", {"SM8750", ""}).error().code == "bad_bundle");
+  CHECK(read_model(folder.path, "target", "htp", {"SM8650", "fp16"}).error().code == "no_graph");
   folder.write("target/model.onnx", "longer graph");
   CHECK(code(folder, manifest()) == "bad_bundle");
   return REPORT();
