@@ -13,6 +13,7 @@ import click
 
 COMMANDS = (
     "bake",
+    "bench",
     "chat",
     "clean",
     "compare",

@@ -1,0 +1,147 @@
+"""Takes the times of a session: passes by width and fill, cache operations, and a round's host time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from hexgraft.host.decode import DecodeOptions, Decoder
+from hexgraft.host.measure.metered import Clock, Metered
+from hexgraft.host.measure.profile import CacheTime, Endurance, ModelTimes, PassTime, Spread
+from hexgraft.host.runner.session import RunnerSession
+from hexgraft.host.session import Session, causal, prefill
+from hexgraft.models.errors import UsageError
+
+_TOKEN = 5
+_ANY = (1, 2, 4, 8, 16, 32)
+"""Widths to measure where any width runs: those a tree may have, twice as wide each."""
+_BEST = {"target": 1, "draft": 8}
+"""How many tokens of a row the decode loop fetches: the target's best, the draft's candidates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to measure: `repeats` rounds over all widths after `warmup` ones, at every one of `fills`.
+
+    `progress` is called after each pass. `clock` gives seconds; tests put a virtual one.
+    """
+
+    fills: tuple[int, ...] = (64, 256)
+    repeats: int = 15
+    warmup: int = 2
+    tokens: int = 48
+    clock: Clock = time.perf_counter
+    progress: Callable[[], None] = field(default=lambda: None)
+
+    def __post_init__(self) -> None:
+        for ok, what, hint in (
+            (self.fills and min(self.fills) >= 0, "a cache fill is negative", "example: --fills 64,256"),
+            (self.repeats >= 1, f"--repeats {self.repeats} is not positive", "example: --repeats 15"),
+            (self.warmup >= 0, f"--warmup {self.warmup} is negative", "example: --warmup 2"),
+        ):
+            if not ok:
+                raise UsageError(what, hint)
+
+    def passes(self, session: Session) -> int:
+        """How many times `progress` will be called for a session."""
+        widths, fills = measured_widths(session), self.fills_of(session)
+        filling = -(-fills[-1] // session.spec.max_width)
+        return len(widths) * len(fills) * (self.repeats + self.warmup) + filling
+
+    def fills_of(self, session: Session) -> list[int]:
+        """The fills that leave room for the widest pass; at least 0 does."""
+        widest = max(measured_widths(session))
+        fitting = [fill for fill in sorted(set(self.fills)) if fill + widest <= session.spec.capacity]
+        return fitting or [0]
+
+
+def measured_widths(session: Session) -> Sequence[int]:
+    """The widths of a session's graphs; a series where any width runs."""
+    if session.spec.widths is not None:
+        return session.spec.widths
+    return [width for width in _ANY if width <= session.spec.max_width]
+
+
+def measure_model(session: Session, name: str, parameters: int | None, plan: Plan) -> ModelTimes:
+    """Passes and cache operations of a session. Widths are measured in turn, repeat by repeat, so that a
+    machine that slows down slows all of them."""
+    session.reset()
+    passes: list[PassTime] = []
+    start = 0
+    for fill in plan.fills_of(session):
+        for _ in prefill(session, [_TOKEN] * fill, start, fill):
+            plan.progress()
+        start = fill
+        passes += _passes(session, fill, plan)
+    widths = list(session.spec.widths) if session.spec.widths is not None else None
+    return ModelTimes(name, passes, widths, parameters, _cache_times(session, plan))
+
+
+def _passes(session: Session, fill: int, plan: Plan) -> list[PassTime]:
+    graph: dict[int, list[float]] = {width: [] for width in measured_widths(session)}
+    call: dict[int, list[float]] = {width: [] for width in graph}
+    best = min(_BEST.get(session.spec.role, 1), session.spec.vocab)
+    for number in range(plan.warmup + plan.repeats):
+        for width in graph:
+            begun = plan.clock()
+            rows = session.forward([_TOKEN] * width, range(fill, fill + width), causal(fill, width))
+            rows.topk(best, [0] if best == 1 else None, log_sum=best > 1)
+            if number >= plan.warmup:
+                call[width].append(plan.clock() - begun)
+                graph[width].append(rows.seconds)
+            plan.progress()
+    return [PassTime(width, fill, Spread.of(graph[width]), Spread.of(call[width])) for width in graph]
+
+
+def _cache_times(session: Session, plan: Plan) -> list[CacheTime]:
+    """Stores and moves of one row and of as many as a tree accepts. A remote session sends them along with
+    the next pass, so what counts there is what they add to a message."""
+    found: list[CacheTime] = []
+    room = session.spec.capacity // 2
+    widest = measured_widths(session)[-1]
+    session.forward([_TOKEN] * widest, range(widest), causal(0, widest))
+    for rows in sorted({1, min(8, widest, room)}):
+        times: dict[str, list[float]] = {"store": [], "move": []}
+        for _ in range(plan.repeats):
+            times["store"].append(_alone(session, lambda n=rows: session.store(range(n), range(n)), plan))
+            times["move"].append(
+                _alone(session, lambda n=rows: session.move(range(n, 2 * n), range(n)), plan)
+            )
+        found += [CacheTime("store", rows, Spread.of(times["store"]))]
+        found += [CacheTime("move", rows, Spread.of(times["move"]))]
+    return found
+
+
+def _alone(session: Session, operation: Callable[[], None], plan: Plan) -> float:
+    begun = plan.clock()
+    _settle(session)
+    idle = plan.clock()
+    operation()
+    _settle(session)
+    return max(0.0, (plan.clock() - idle) - (idle - begun))
+
+
+def _settle(session: Session) -> None:
+    """Have everything carried out that a remote session holds back."""
+    if isinstance(session, RunnerSession):
+        session.send([])
+
+
+def measure_plain(session: Session, prompt: Sequence[int], plan: Plan) -> tuple[Spread, Endurance]:
+    """Plain decoding: a round's time beside its pass, tokens a second in the first and last quarter."""
+    meter = Metered(session, plan.clock)
+    decoder = Decoder(meter, options=DecodeOptions(max_tokens=plan.tokens, tree_size=1))
+    decoder.begin(prompt)
+    rounds: list[float] = []
+    host: list[float] = []
+    while decoder.finish is None:
+        meter.clear()
+        begun = plan.clock()
+        decoder.step()
+        rounds.append(plan.clock() - begun)
+        host.append(max(0.0, rounds[-1] - meter.seconds))
+    quarter = max(1, len(rounds) // 4)
+    first, last = sum(rounds[:quarter]), sum(rounds[-quarter:])
+    speeds = (quarter / first if first else 0.0, quarter / last if last else 0.0)
+    return Spread.of(host), Endurance(len(rounds), *speeds)
