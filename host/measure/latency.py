@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from hexgraft.host.decode import DecodeOptions, Decoder
 from hexgraft.host.measure.metered import Clock, Metered
@@ -102,12 +103,12 @@ def _cache_times(session: Session, plan: Plan) -> list[CacheTime]:
     widest = measured_widths(session)[-1]
     session.forward([_TOKEN] * widest, range(widest), causal(0, widest))
     for rows in sorted({1, min(8, widest, room)}):
+        store = partial(session.store, range(rows), range(rows))
+        move = partial(session.move, range(rows, 2 * rows), range(rows))
         times: dict[str, list[float]] = {"store": [], "move": []}
         for _ in range(plan.repeats):
-            times["store"].append(_alone(session, lambda n=rows: session.store(range(n), range(n)), plan))
-            times["move"].append(
-                _alone(session, lambda n=rows: session.move(range(n, 2 * n), range(n)), plan)
-            )
+            times["store"].append(_alone(session, store, plan))
+            times["move"].append(_alone(session, move, plan))
         found += [CacheTime("store", rows, Spread.of(times["store"]))]
         found += [CacheTime("move", rows, Spread.of(times["move"]))]
     return found

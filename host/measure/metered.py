@@ -74,3 +74,6 @@ class MeteredRows:
 
     def hidden(self, row: int) -> Floats:
         return self._rows.hidden(row)
+
+    def hiddens(self, rows: Sequence[int] | None = None) -> Floats:
+        return self._rows.hiddens(rows)

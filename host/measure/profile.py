@@ -42,7 +42,7 @@ class Spread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def of(cls, seconds: list[float]) -> Spread:
         """The spread of at least one measurement."""
         values = sorted(seconds)
-        return cls(*(_quantile(values, share) for share in (0.5, 0.25, 0.75)), len(values))
+        return cls(_quantile(values, 0.5), _quantile(values, 0.25), _quantile(values, 0.75), len(values))
 
     @classmethod
     def single(cls, seconds: float) -> Spread:

@@ -72,3 +72,6 @@ class ShapedRows:
 
     def hidden(self, row: int) -> Floats:
         return self._rows.hidden(row)
+
+    def hiddens(self, rows: Sequence[int] | None = None) -> Floats:
+        return self._rows.hiddens(rows)
