@@ -104,8 +104,8 @@ class ShellService:
         kind, left = STDIN, 0
 
         def piece() -> bytes:
-            # As ShellProtocol::Read does: what is there of a packet is passed on, the rest follows. Thus a cut
-            # link loses the adb message it falls into, not the whole packet.
+            # As ShellProtocol::Read does: what is there of a packet is passed on, the rest follows. A cut
+            # link thus loses the adb message it falls into, not the whole packet.
             nonlocal kind, left
             while True:
                 while not left:
