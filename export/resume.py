@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hexgraft.models.checkpoint import Checkpoint
+from hexgraft.models.head_checkpoint import HeadCheckpoint
 
 STATE = "export.state"
 
@@ -50,10 +51,11 @@ class Finished:
             fresh.replace(self._file)
 
 
-def export_identity(target: Checkpoint, draft: Checkpoint | None, options: Any) -> str:
+def export_identity(target: Checkpoint, draft: Checkpoint | HeadCheckpoint | None, options: Any) -> str:
     """sha256 over the checkpoints' files by size and time, and what was asked for."""
     facts: list[Any] = [repr(options)]
-    for checkpoint in (target, draft) if draft else (target,):
+    models: list[Checkpoint | HeadCheckpoint] = [target, draft] if draft else [target]
+    for checkpoint in models:
         path = checkpoint.path
         files = [path] if path.is_file() else sorted(path.glob("*"))
         facts += [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]

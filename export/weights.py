@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import cycle
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,14 @@ from hexgraft.models.checkpoint import Checkpoint
 from hexgraft.models.graph import Graph, Weight
 
 Progress = Callable[[int], None]
+
+
+class Tensors(Protocol):
+    """Where a graph's weights come from: a checkpoint, or a draft head's."""
+
+    def blocks(self, name: str) -> Iterator[NDArray[np.float32]]: ...
+
+
 SYNC_BYTES = 1 << 30
 """So much may be lost when an export is killed."""
 
@@ -27,7 +36,7 @@ _TILE = 32
 
 def write_weights(
     graph: Graph,
-    checkpoint: Checkpoint,
+    checkpoint: Tensors,
     path: Path,
     progress: Progress,
     done: int = 0,
@@ -61,7 +70,7 @@ def write_weights(
         return file.digest()
 
 
-def _blocks(weight: Weight, checkpoint: Checkpoint, progress: Progress) -> Iterator[NDArray[np.float32]]:
+def _blocks(weight: Weight, checkpoint: Tensors, progress: Progress) -> Iterator[NDArray[np.float32]]:
     for part in weight.parts:
         for block in checkpoint.blocks(part.tensor):
             yield block if part.scale == 1.0 else block * np.float32(part.scale)

@@ -12,15 +12,16 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 
 import msgspec
 import onnx
 
+from hexgraft.export.head import FOLDER, HEAD_GRAPH, HEAD_WEIGHTS, head_graph, write_head_entry
 from hexgraft.export.resume import Finished, export_identity
-from hexgraft.export.weights import write_weights
+from hexgraft.export.weights import Tensors, write_weights
 from hexgraft.host.manifest import (
     FORMAT,
     KV_LAYOUT,
@@ -38,6 +39,7 @@ from hexgraft.models.config import ModelConfig, Rope
 from hexgraft.models.decoder import build_decoder
 from hexgraft.models.errors import ExportError
 from hexgraft.models.graph import Graph
+from hexgraft.models.head_checkpoint import HeadCheckpoint
 from hexgraft.models.tokenizer import vocab_hash
 from hexgraft.models.vocabulary import fit_draft
 
@@ -71,37 +73,47 @@ Report = Callable[[Step], None]
 
 
 def export_bundle(
-    target: Checkpoint, path: Path, *, draft: Checkpoint | None = None, options: ExportOptions, report: Report
+    target: Checkpoint,
+    path: Path,
+    *,
+    draft: Checkpoint | HeadCheckpoint | None = None,
+    options: ExportOptions,
+    report: Report,
 ) -> None:
-    """Write a bundle of `target` (and `draft`) at `path`, which must not exist.
+    """Write a bundle of `target` (and `draft`) at `path`, which must not exist. With a head for a draft the
+    target gives the features that the head reads.
 
     Raises ExportError when the draft does not fit the target, or the disk the bundle.
     """
     _check(target, options)
-    draft = fit_draft(target, draft) if draft else None
+    if isinstance(draft, HeadCheckpoint):
+        options = replace(options, features=draft.config.features)
+    elif draft is not None:
+        draft = fit_draft(target, draft)
     finished = Finished(export_identity(target, draft, options))
     with _whole_folder(path, finished) as folder:
-        models = {"target": target} | ({"draft": draft} if draft else {})
-        entries = {
-            role: _write_model(role, checkpoint, folder, options, report, finished)
-            for role, checkpoint in models.items()
-        }
+        models: dict[str, Checkpoint | HeadCheckpoint] = {"target": target} | ({"draft": draft} if draft else {})
+        writer = _Writer(folder, options, report, finished)
+        entries = {"target": writer.model("target", target)}
+        if isinstance(draft, HeadCheckpoint):
+            entries["draft"] = writer.head(draft, target)
+        elif draft is not None:
+            entries["draft"] = writer.model("draft", draft)
         finished.end()
-        weights = {f"{role}/{WEIGHTS}": digest for role, (_, digest) in entries.items()}
         tokenizer = _write_tokenizer(target, folder)
         files = sorted(file for file in folder.rglob("*") if file.is_file())
         manifest = Manifest(
             format=FORMAT,
             hexgraft=importlib.metadata.version("hexgraft"),
-            target=entries["target"][0],
-            draft=entries["draft"][0] if draft else None,
+            target=entries["target"],
+            draft=entries.get("draft"),
             tokenizer=tokenizer,
             provenance={
                 role: Provenance(checkpoint.origin, checkpoint.source_format, checkpoint.license)
                 for role, checkpoint in models.items()
             },
             parity={},
-            files=hash_files(folder, files, report, weights),
+            files=hash_files(folder, files, report, writer.digests),
         )
         write_manifest(manifest, folder)
 
@@ -120,36 +132,51 @@ def _context_hint(config: ModelConfig) -> str:
     return f"{hint}: {config.context_limit}" if config.context_limit else hint
 
 
-def _write_model(
-    role: str,
-    checkpoint: Checkpoint,
-    folder: Path,
-    options: ExportOptions,
-    report: Report,
-    finished: Finished,
-) -> tuple[ModelEntry, str]:
-    """A model's entry, and the sha256 of its weights."""
-    (folder / role).mkdir(exist_ok=True)
-    config = checkpoint.config.within(options.context)
-    features = options.features if role == "target" else ()
-    graph = build_decoder(config, WEIGHTS, name=role, features=features)
-    total, done = sum(weight.nbytes for weight in graph.weights), 0
+class _Writer:
+    """Writes models into a bundle's folder; `digests` gathers the sha256 of their weights' files."""
 
-    def progress(count: int) -> None:
-        nonlocal done
-        done += count
-        report(Step(f"{role} weights", done, total))
+    def __init__(self, folder: Path, options: ExportOptions, report: Report, finished: Finished) -> None:
+        self.folder, self.options, self.report, self.finished = folder, options, report, finished
+        self.digests: dict[str, str] = {}
 
-    path = folder / role / WEIGHTS
-    whole = path.is_file() and path.stat().st_size == graph.weights_size
-    done = finished.counts.get(role, 0) if whole else 0
-    digest = write_weights(graph, checkpoint, path, progress, done, functools.partial(finished.mark, role))
-    onnx.save(graph.proto, folder / role / "model.onnx")
-    return _model_entry(role, config, checkpoint.name, graph, options, features), digest
+    def model(self, role: str, checkpoint: Checkpoint) -> ModelEntry:
+        """Write a model of its own; its entry."""
+        (self.folder / role).mkdir(exist_ok=True)
+        graph, config = self._graph(role, checkpoint)
+        self._write(role, graph, checkpoint, f"{role}/{WEIGHTS}", f"{role}/model.onnx")
+        features = self.options.features if role == "target" else ()
+        return _model_entry(f"{role}/model.onnx", config, checkpoint.name, graph, self.options, features)
+
+    def head(self, head: HeadCheckpoint, target: Checkpoint) -> ModelEntry:
+        """Write a draft head beside the target; its entry."""
+        graph = head_graph(head, self._graph("target", target)[0], target.config.tied)
+        self._write("draft", graph, head, f"{FOLDER}/{HEAD_WEIGHTS}", HEAD_GRAPH)
+        entry = _model_entry(HEAD_GRAPH, head.config.layer, head.name, graph, self.options, ())
+        entry.architecture, entry.head = head.config.kind, write_head_entry(head, self.folder)
+        return entry
+
+    def _graph(self, role: str, checkpoint: Checkpoint) -> tuple[Graph, ModelConfig]:
+        config = checkpoint.config.within(self.options.context)
+        features = self.options.features if role == "target" else ()
+        return build_decoder(config, WEIGHTS, name=role, features=features), config
+
+    def _write(self, role: str, graph: Graph, source: Tensors, weights: str, file: str) -> None:
+        total, done = sum(weight.nbytes for weight in graph.weights), 0
+
+        def progress(count: int) -> None:
+            nonlocal done
+            done += count
+            self.report(Step(f"{role} weights", done, total))
+
+        path, mark = self.folder / weights, functools.partial(self.finished.mark, role)
+        whole = path.is_file() and path.stat().st_size == graph.weights_size
+        kept = self.finished.counts.get(role, 0) if whole else 0
+        self.digests[weights] = write_weights(graph, source, path, progress, kept, mark)
+        onnx.save(graph.proto, self.folder / file)
 
 
 def _model_entry(
-    role: str,
+    file: str,
     config: ModelConfig,
     name: str,
     graph: Graph,
@@ -171,7 +198,7 @@ def _model_entry(
         kv_dtype="float32",
         kv_layout=KV_LAYOUT,
         mask_value=MASK_VALUE,
-        graphs=[GraphEntry(f"{role}/model.onnx", "cpu", "fp32")],
+        graphs=[GraphEntry(file, "cpu", "fp32")],
         parameters=sum(weight.nbytes for weight in graph.weights) // 4,
         window=config.window,
         local_rope=_rope_entry(config.local_rope) if config.local_rope is not None else None,

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from hexgraft.host.manifest import FORMAT, KV_LAYOUT, MANIFEST, GraphEntry, Manifest, ModelEntry
+from hexgraft.host.manifest_head import check_head
 from hexgraft.models.errors import BundleError
 
 EXPORT_HINT = "make it again with `hexgraft export`"
@@ -101,6 +102,7 @@ def open_bundle(path: Path) -> Bundle:
         model = getattr(manifest, role)
         if model is not None:
             _check_model(role, model, manifest, manifest_path)
+    check_head(manifest, manifest_path)
     if manifest.draft is not None and manifest.draft.vocab != manifest.target.vocab:
         raise BundleError(
             f"{manifest_path}: the draft has {manifest.draft.vocab} tokens, "

@@ -22,6 +22,7 @@ from hexgraft.host.session import (
     CacheRows,
     Floats,
     SessionSpec,
+    States,
     TopK,
     Visibility,
     checked_move,
@@ -74,6 +75,7 @@ class CpuSession:
             max_width=max_width,
             provider="cpu",
             features=model.hidden_size,
+            logits=model.logit_size,
         )
         loaded = share._runtime if share else runtime
         self._runtime: ort.InferenceSession = loaded or _load(bundle, role, threads)
@@ -86,6 +88,11 @@ class CpuSession:
         self._pass = 0
         self._staged = 0
         self._positions = np.zeros(0, np.int32)
+        self._states: States | None = None
+
+    def feed(self, states: States) -> None:
+        """What the rows of the next pass go on from, where the model is a draft head."""
+        self._states = states
 
     def forward(self, tokens: Sequence[int], positions: Sequence[int], visible: Visibility) -> CpuRows:
         count = len(tokens)
@@ -95,6 +102,8 @@ class CpuSession:
             self._unbind()
         binding = self._bind(width)
         self._fill(width, tokens, positions, visible)
+        states, self._states = self._states, None
+        self._staging.at(width).take(states, count)
         start = time.perf_counter()
         self._runtime.run_with_iobinding(binding)
         seconds = time.perf_counter() - start
@@ -209,6 +218,10 @@ class CpuSession:
             inputs["attention_mask_local"] = self._staging.local_mask(width, cache.capacity)
         if stage.cos_local is not None and stage.sin_local is not None:
             inputs |= {"position_ids_cos_local": stage.cos_local, "position_ids_sin_local": stage.sin_local}
+        if stage.hidden_in is not None:
+            inputs["hidden_in"] = stage.hidden_in
+        if stage.features is not None and stage.features.size:
+            inputs["features"] = stage.features
         outputs: dict[str, Floats] = {"logits": stage.logits}
         for i in range(self.model.layers):
             inputs[f"past_key_{i}_in"] = cache.keys[i][:, None]
@@ -277,13 +290,16 @@ def _load(bundle: Bundle, role: str, threads: int) -> ort.InferenceSession:
     layers = sum(name.startswith("past_key_") and name.endswith("_in") for name in found)
     sizes = [layers, *found.get("past_key_0_in", [])[::2], *found.get("logits", [])[2:]]
     hidden = found["hidden"][-1] if "hidden" in found else None
-    wanted = [model.layers, model.kv_heads, model.head_dim, model.vocab]
+    wanted = [model.layers, model.kv_heads, model.head_dim, model.logit_size]
+    taken = {name: found[name][-1] for name in ("hidden_in", "features") if name in found}
+    takes = {} if model.head is None else {"hidden_in": model.hidden, "features": model.head.feature_size}
     local = {"attention_mask_local"} if model.window is not None else set()
     if model.local_rope is not None:
         local |= {"position_ids_cos_local", "position_ids_sin_local"}
     if (
         sizes != wanted
         or hidden != (model.hidden_size or None)
+        or taken != {name: size for name, size in takes.items() if size}
         or local != {name for name in found if name.endswith("_local")}
     ):
         raise BundleError(f"{file} is not the graph that the bundle's manifest describes", EXPORT_HINT)

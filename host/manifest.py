@@ -61,6 +61,21 @@ class GraphEntry(msgspec.Struct, forbid_unknown_fields=True):
     htp: HtpEntry | None = None
 
 
+class HeadEntry(msgspec.Struct, forbid_unknown_fields=True):
+    """What makes a draft a head that reads the target's features.
+
+    `kind` is "eagle" or "eagle3". Its graph takes `hidden_in` [1, T, hidden] and, where `feature_size` is not
+    0, `features` [1, T, feature_size]: of the position before each row. Logits have `rows` columns; where
+    these are not the whole vocabulary, the file `tokens` holds the id of each, ascending, as little-endian
+    int32.
+    """
+
+    kind: str
+    feature_size: int
+    rows: int
+    tokens: str | None = None
+
+
 class ModelEntry(msgspec.Struct, forbid_unknown_fields=True):
     """A target or a draft: its sizes, its cache, its graphs.
 
@@ -72,7 +87,7 @@ class ModelEntry(msgspec.Struct, forbid_unknown_fields=True):
 
     `features` lists what the output `hidden` [1, T, len(features) * hidden] carries side by side: the residual
     stream after so many layers, the number of all `layers` standing for the state after the last norm. Without
-    any there is no such output.
+    any there is no such output. A `head` gives its own state there, [1, T, hidden].
     """
 
     name: str
@@ -95,11 +110,18 @@ class ModelEntry(msgspec.Struct, forbid_unknown_fields=True):
     local_rope: RopeEntry | None = None
     capacities: list[int] = []
     features: list[int] = []
+    head: HeadEntry | None = None
 
     @property
     def hidden_size(self) -> int:
         """Numbers in a row of the output `hidden`, 0 where there is none."""
-        return len(self.features) * self.hidden
+        return self.hidden if self.head is not None else len(self.features) * self.hidden
+
+    @property
+    def logit_size(self) -> int:
+        """Numbers in a row of logits."""
+        return self.vocab if self.head is None else self.head.rows
+
     @property
     def device_capacities(self) -> list[int]:
         """How many slots the cache of a device may have, ascending; it grows from one to the next."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,8 @@ class SessionSpec:
     """Sizes and facts of the model a session runs. `widths` is None where any width up to `max_width` runs.
 
     `capacity` is the number of cache slots C, `provider` what the user chose ("cpu", "runner", ...).
-    `features` is how many numbers a row's `hidden` has, 0 where the graph does not give it.
+    `features` is how many numbers a row's `hidden` has, 0 where the graph does not give it. `logits` is how
+    many a row of logits has: `vocab`, or fewer where a draft head proposes fewer tokens.
     """
 
     role: str
@@ -36,6 +37,7 @@ class SessionSpec:
     max_width: int
     provider: str
     features: int
+    logits: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,15 @@ class CacheRows:
         return int(self.values.shape[2])
 
 
+@dataclass(frozen=True, slots=True)
+class States:
+    """What stood before each of the T rows of a draft head's pass: `features` [T, F] of the target, `hidden`
+    [T, d] of the head itself, zero where a row has the other. Where F is 0 the target's are in `hidden`."""
+
+    features: Floats
+    hidden: Floats
+
+
 class Session(Protocol):
     """A model with a cache, somewhere. A pass stages its new K/V rows; nothing reaches the cache until
     `store`."""
@@ -152,6 +163,15 @@ class Session(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class HeadSession(Session, Protocol):
+    """A session that also runs draft heads."""
+
+    def feed(self, states: States) -> None:
+        """What the rows of the next pass go on from; a head's pass needs it, every time."""
+        ...
 
 
 def prefill(

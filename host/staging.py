@@ -5,13 +5,26 @@ from __future__ import annotations
 import numpy as np
 
 from hexgraft.host.manifest import ModelEntry
-from hexgraft.host.session import Floats
+from hexgraft.host.session import Floats, States
+from hexgraft.models.errors import DecodeError
 
 
 class Stage:
     """Inputs and outputs of a pass at one width: views of `Staging`, never copies."""
 
-    __slots__ = ("cos", "cos_local", "hidden", "ids", "keys", "logits", "sin", "sin_local", "values")
+    __slots__ = (
+        "cos",
+        "cos_local",
+        "features",
+        "hidden",
+        "hidden_in",
+        "ids",
+        "keys",
+        "logits",
+        "sin",
+        "sin_local",
+        "values",
+    )
 
     def __init__(self, staging: Staging, width: int) -> None:
         m = staging.model
@@ -23,13 +36,32 @@ class Stage:
         if m.local_rope is not None:
             self.cos_local = staging.cos_local[: width * half].reshape(1, 1, width, half)
             self.sin_local = staging.sin_local[: width * half].reshape(1, 1, width, half)
-        self.logits = staging.logits[: width * m.vocab].reshape(1, width, m.vocab)
+        self.logits = staging.logits[: width * m.logit_size].reshape(1, width, m.logit_size)
+        self.features = self.hidden_in = None
+        if m.head is not None:
+            size = m.head.feature_size
+            self.features = staging.features[: width * size].reshape(1, width, size)
+            self.hidden_in = staging.hidden_in[: width * m.hidden].reshape(1, width, m.hidden)
         size = m.layers * m.kv_heads * m.head_dim * width
         self.keys = staging.keys[:size].reshape(m.layers, m.kv_heads, m.head_dim, width)
         self.values = staging.values[:size].reshape(m.layers, m.kv_heads, width, m.head_dim)
         self.hidden = None
         if staging.hidden is not None:
             self.hidden = staging.hidden[: width * m.hidden_size].reshape(1, width, m.hidden_size)
+
+    def take(self, states: States | None, count: int) -> None:
+        """Write what a draft head's rows go on from; pads get zeros. Raises DecodeError where it is missing,
+        of another shape, or nothing takes it."""
+        if self.features is None or self.hidden_in is None:
+            if states is not None:
+                raise DecodeError("this model is no draft head and takes no states")
+            return
+        wanted = [(count, into.shape[2]) for into in (self.features, self.hidden_in)]
+        if states is None or [states.features.shape, states.hidden.shape] != wanted:
+            raise DecodeError(f"a draft head's pass of {count} rows was not given the states of {count} rows")
+        for into, rows in ((self.features, states.features), (self.hidden_in, states.hidden)):
+            into[0, :count] = rows
+            into[0, count:] = 0
 
 
 class Staging:
@@ -55,7 +87,10 @@ class Staging:
         if m.local_rope is not None:
             self.cos_local = np.empty_like(self.cos)
             self.sin_local = np.empty_like(self.cos)
-        self.logits = np.empty(width * m.vocab, np.float32)
+        self.logits = np.empty(width * m.logit_size, np.float32)
+        if m.head is not None:
+            self.features = np.empty(width * m.head.feature_size, np.float32)
+            self.hidden_in = np.empty(width * m.hidden, np.float32)
         self.keys = np.empty(m.layers * m.kv_heads * m.head_dim * width, np.float32)
         self.values = np.empty_like(self.keys)
         self.hidden = np.empty(width * m.hidden_size, np.float32) if m.hidden_size else None

@@ -40,15 +40,35 @@ def build_decoder(
     exports. A config with a window adds the input attention_mask_local, one with a local RoPE
     position_ids_cos_local and _sin_local, in the shapes of their namesakes.
     """
-    return _Decoder(config, name).build(weights_file, features)
+    return DecoderBuilder(config, name).build(weights_file, features)
 
 
-class _Decoder:
+class DecoderBuilder:
+    """Builds a decoder's graph piece by piece; a draft head is made of the same pieces."""
+
     def __init__(self, config: ModelConfig, name: str) -> None:
         self.config = config
         self.graph = GraphBuilder(name)
 
     def build(self, weights_file: str, features: Sequence[int]) -> Graph:
+        c, g = self.config, self.graph
+        x = self._embedded(self._inputs(c.vocab))
+        states = []
+        for i in range(c.layers):
+            states.append(x)
+            x = self._attention(i, x)
+            x = self._ffn(i, x)
+        normed = self._norm("norm", x)
+        if features:
+            wanted = [[*states, normed][layer] for layer in features]
+            g.output("hidden", (1, WIDTH, len(wanted) * c.hidden))
+            g.node("Concat", wanted, "hidden", axis=-1)
+        matrix = "embed" if c.tied else g.weight(Weight("head", (c.vocab, c.hidden), (Part("head"),)))
+        self._head(normed, matrix, c.vocab)
+        return g.build(weights_file)
+
+    def _inputs(self, rows: int) -> str:
+        """All inputs, and the outputs but `hidden`; `rows` logits come out. Returns the tokens' name."""
         c, g = self.config, self.graph
         ids = g.input("input_ids", (1, WIDTH), TensorProto.INT32)
         mask = g.input("attention_mask", (1, 1, WIDTH, COLUMNS))
@@ -62,28 +82,20 @@ class _Decoder:
         for i in range(c.layers):
             g.input(f"past_key_{i}_in", (c.kv_heads, 1, c.head_dim, CAPACITY))
             g.input(f"past_value_{i}_in", (c.kv_heads, 1, CAPACITY, c.head_dim))
-        g.output("logits", (1, WIDTH, c.vocab))
+        g.output("logits", (1, WIDTH, rows))
         for i in range(c.layers):
             g.output(f"past_key_{i}_out", (c.kv_heads, 1, c.head_dim, WIDTH))
             g.output(f"past_value_{i}_out", (c.kv_heads, 1, WIDTH, c.head_dim))
-
         self._prologue(mask)
+        return ids
+
+    def _embedded(self, ids: str) -> str:
+        c, g = self.config, self.graph
         embed = g.weight(Weight("embed", (c.vocab, c.hidden), (Part("embed"),)))
         x = g.node("Gather", [embed, ids], "embedded")
         if c.embedding_scale != 1.0:
             x = g.node("Mul", [x, g.scalar("embedding_scale", c.embedding_scale)], "embedded.scaled")
-        states = []
-        for i in range(c.layers):
-            states.append(x)
-            x = self._attention(i, x)
-            x = self._ffn(i, x)
-        normed = self._norm("norm", x)
-        if features:
-            wanted = [[*states, normed][layer] for layer in features]
-            g.output("hidden", (1, WIDTH, len(wanted) * c.hidden))
-            g.node("Concat", wanted, "hidden", axis=-1)
-        self._head(normed)
-        return g.build(weights_file)
+        return x
 
     def _prologue(self, mask: str) -> None:
         """What every layer shares: RoPE tables as the operator wants them, the mask once per query group."""
@@ -126,22 +138,23 @@ class _Decoder:
         vector = g.weight(Weight(name + "_bias", (out,), biases))
         return g.node("Add", [y, vector], name + ".biased")
 
-    def _attention(self, i: int, x: str) -> str:
+    def _attention(self, i: int, x: str, read: str | None = None, inner: int | None = None) -> str:
         """Grouped-query attention over the cache and this pass's rows, as two score blocks joined before
         softmax.
 
-        The cache is never concatenated with the new rows, so no pass copies it.
+        The cache is never concatenated with the new rows, so no pass copies it. Queries, keys and values are
+        made of `read` [1,T,inner] where it is given, otherwise of the normed residual `x`.
         """
         c, g, layer = self.config, self.graph, f"layers.{i}."
         q_size, kv_size = c.heads * c.head_dim, c.kv_heads * c.head_dim
-        normed = self._norm(layer + "attn_norm", x)
+        normed = read or self._norm(layer + "attn_norm", x)
         # The scale of the scores, 1/sqrt(head_dim), rides on the query projection (or its norm): RoPE is
         # linear, so no pass pays for it.
         qkv = self._project(
             layer + "qkv",
             normed,
             q_size + 2 * kv_size,
-            c.hidden,
+            inner or c.hidden,
             Part(layer + "q", 1.0 if c.qk_norm else self._query_scale()),
             Part(layer + "k"),
             Part(layer + "v"),
@@ -269,11 +282,10 @@ class _Decoder:
             y = self._norm(layer + "ffn_post_norm", y, c.residual_scale)
         return g.node("Add", [x, y], layer + "out")
 
-    def _head(self, normed: str) -> None:
-        """Logits of every row. A Gemm reads the [vocab, d] matrix as it lies, so a tied head is stored
+    def _head(self, normed: str, matrix: str, tokens: int) -> None:
+        """Logits of every row. A Gemm reads the [tokens, d] matrix as it lies, so a tied head is stored
         once."""
         c, g = self.config, self.graph
-        matrix = "embed" if c.tied else g.weight(Weight("head", (c.vocab, c.hidden), (Part("head"),)))
         rows = g.node("Reshape", [normed, g.constant("flat_rows", [-1, c.hidden])], "norm.rows")
         scale = c.logit_scale / (c.final_softcap or 1.0)
         if scale != 1.0:
@@ -282,4 +294,4 @@ class _Decoder:
         if c.final_softcap is not None:
             flat = g.node("Tanh", [flat], "logits.tanh")
             flat = g.node("Mul", [flat, g.scalar("final_softcap", c.final_softcap)], "logits.capped")
-        g.node("Reshape", [flat, g.constant("logits_shape", [1, -1, c.vocab])], "logits")
+        g.node("Reshape", [flat, g.constant("logits_shape", [1, -1, tokens])], "logits")

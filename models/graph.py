@@ -46,6 +46,17 @@ class Weight:
 
 
 @dataclass(frozen=True, slots=True)
+class Loan:
+    """A weight of another model that a graph uses where it lies: in `file` beside the graph, `offset` bytes
+    behind its begin."""
+
+    name: str
+    shape: tuple[int, ...]
+    file: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class Graph:
     """A model without its numbers: `proto` refers to `weights` by name as external data of `weights_file`."""
 
@@ -59,6 +70,13 @@ class Graph:
         """Bytes of the weights file."""
         return self.offsets[-1] + self.weights[-1].nbytes
 
+    def loan(self, name: str) -> Loan:
+        """One of its weights, for another graph in the same folder."""
+        for weight, offset in zip(self.weights, self.offsets, strict=True):
+            if weight.name == name:
+                return Loan(name, weight.shape, self.weights_file, offset)
+        raise KeyError(name)
+
 
 class GraphBuilder:
     """Collects nodes under meaningful value names, which later passes (quantisation, bisection) key on."""
@@ -70,6 +88,7 @@ class GraphBuilder:
         self._outputs: list[onnx.ValueInfoProto] = []
         self._constants: dict[str, onnx.TensorProto] = {}
         self._weights: dict[str, Weight] = {}
+        self._loans: dict[str, Loan] = {}
 
     def input(self, name: str, shape: Sequence[int | str], dtype: int = TensorProto.FLOAT) -> str:
         self._inputs.append(helper.make_tensor_value_info(name, dtype, list(shape)))
@@ -82,6 +101,11 @@ class GraphBuilder:
     def weight(self, weight: Weight) -> str:
         self._weights[weight.name] = weight
         return weight.name
+
+    def borrow(self, loan: Loan) -> str:
+        """A float32 weight that lies in another model's weights file."""
+        self._loans[loan.name] = loan
+        return loan.name
 
     def constant(self, name: str, value: Sequence[int] | NDArray[Any]) -> str:
         """A small inline initializer; the same name twice must mean the same value."""
@@ -106,6 +130,7 @@ class GraphBuilder:
         """Lay the weights out one after the other in `weights_file`, page aligned so that they can be
         mapped."""
         initializers = list(self._constants.values())
+        initializers += [_external(loan, loan.file, loan.offset) for loan in self._loans.values()]
         offsets = []
         offset = 0
         for weight in self._weights.values():
@@ -122,10 +147,11 @@ class GraphBuilder:
         return Graph(proto, tuple(self._weights.values()), tuple(offsets), weights_file)
 
 
-def _external(weight: Weight, location: str, offset: int) -> onnx.TensorProto:
+def _external(weight: Weight | Loan, location: str, offset: int) -> onnx.TensorProto:
     tensor = TensorProto(name=weight.name, data_type=TensorProto.FLOAT, dims=weight.shape)
     tensor.data_location = TensorProto.EXTERNAL
-    for key, value in (("location", location), ("offset", offset), ("length", weight.nbytes)):
+    length = 4 * int(np.prod(weight.shape, dtype=np.int64))
+    for key, value in (("location", location), ("offset", offset), ("length", length)):
         tensor.external_data.add(key=key, value=str(value))
     return tensor
 

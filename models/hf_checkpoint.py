@@ -54,7 +54,7 @@ class HfCheckpoint:
         self._check_tensors()
         self.tokenizer = tokenizer_from_hf(path, values, self.config.vocab, self.notes)
         self.name = self.origin = path.resolve().name
-        self.license = _license(path / "README.md")
+        self.license = license_of(path / "README.md")
         if self.config.context_limit is not None:
             self.notes.append(self.config.context_limit)
 
@@ -73,7 +73,7 @@ class HfCheckpoint:
         shard, first = self.path / self._tensors.files[source.tensor], source.first
         for start, stop in row_ranges(shape, multiple):
             rows = self._tensors.read(source.tensor, slice(first + start, first + stop))
-            block = require_finite(_float32(rows), source.tensor, shard)
+            block = require_finite(to_float32(rows), source.tensor, shard)
             yield block + np.float32(source.plus) if source.plus else block
 
     def _packed_blocks(
@@ -141,7 +141,7 @@ class HfCheckpoint:
         return not self._tensors.read(name, slice(None)).any()
 
 
-def _float32(rows: NDArray[Any]) -> NDArray[np.float32]:
+def to_float32(rows: NDArray[Any]) -> NDArray[np.float32]:
     """bfloat16 is the upper half of float32: shifting is several times faster than converting."""
     if rows.dtype != ml_dtypes.bfloat16:
         return rows.astype(np.float32, copy=False)
@@ -150,7 +150,7 @@ def _float32(rows: NDArray[Any]) -> NDArray[np.float32]:
     return wide.view(np.float32)
 
 
-def _license(readme: Path) -> str | None:
+def license_of(readme: Path) -> str | None:
     """The licence of a model card's front matter."""
     try:
         with readme.open(encoding="utf-8", errors="replace") as file:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hexgraft.models.config import ModelConfig, tensor_shapes
 
-_PARTS = {
+LAYER_PARTS = {
     "attn_norm": "input_layernorm.weight",
     "q": "self_attn.q_proj.weight",
     "k": "self_attn.k_proj.weight",
@@ -55,7 +55,7 @@ def hf_sources(config: ModelConfig, tensors: Collection[str]) -> dict[str, Sourc
     prefix, head = _prefix(tensors)
     shapes = tensor_shapes(config)
     sources: dict[str, Source] = {}
-    parts = _PARTS | (_SANDWICH if config.sandwich else {})
+    parts = LAYER_PARTS | (_SANDWICH if config.sandwich else {})
     gemma = config.family.startswith("gemma")
     for name in shapes:
         plus = 1.0 if gemma and name.endswith("norm") else 0.0

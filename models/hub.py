@@ -31,8 +31,9 @@ def is_hub_id(path: Path) -> bool:
     return _ID.fullmatch(str(path)) is not None and not Path(path.parts[0]).exists()
 
 
-def download(path: Path) -> Download:
-    """Fetch what a hub id names, unless it is in the cache already. Raises CheckpointError."""
+def download(path: Path, *also: str) -> Download:
+    """Fetch what a hub id names, unless it is in the cache already; `also` names files that are not fetched
+    as a rule. Raises CheckpointError."""
     try:
         import huggingface_hub
     except ImportError as error:
@@ -44,7 +45,7 @@ def download(path: Path) -> Download:
     if found is None:
         raise CheckpointError(f"{path} is not an id of the Hugging Face hub", "example: Qwen/Qwen2.5-0.5B")
     repo, file, revision = found.groups()
-    patterns = _WANTED if file is None else [_parts(file)]
+    patterns = [*_WANTED, *also] if file is None else [_parts(file)]
     try:
         folder = Path(
             huggingface_hub.snapshot_download(

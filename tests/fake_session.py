@@ -74,6 +74,7 @@ class FakeSession:
             max_width=max_width,
             provider="fake",
             features=0,
+            logits=vocab,
         )
         self.passes = 0
         self._keys = np.zeros((len(model.layers), capacity, hidden))

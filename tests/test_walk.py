@@ -69,6 +69,7 @@ class ScriptedSession:
             max_width=8,
             provider="script",
             features=0,
+            logits=len(WORDS),
         )
         self._table = table
         self.calls: list[str] = []

@@ -99,6 +99,22 @@ bool read_rope(const Json& entry, int head_dim, Rope& rope) {
          2 * rope.frequencies.size() == static_cast<std::size_t>(head_dim);
 }
 
+// Which features a target gives, and what a draft head takes and gives; false for what makes no sense.
+bool read_features(const Json& entry, Sizes& sizes) {
+  const Json features = entry.value("features", Json::array()), head = entry.value("head", Json());
+  if (!features.is_array() || features.size() > 8) return false;
+  sizes.features = static_cast<int>(features.size()) * sizes.hidden;
+  sizes.logits = sizes.vocab;
+  if (head.is_null()) return true;
+  Numbers number{head, {}};
+  if (!head.is_object() || !features.empty()) return false;
+  sizes.is_head = true;
+  sizes.features = sizes.hidden;
+  sizes.features_in = static_cast<int>(number("feature_size", 0, 1 << 24));
+  sizes.logits = static_cast<int>(number("rows", 1, sizes.vocab));
+  return number.missing.empty();
+}
+
 Result<Sizes> read_sizes(const Json& entry, const std::string& where) {
   Numbers number{entry, {}};
   Sizes sizes;
@@ -114,8 +130,7 @@ Result<Sizes> read_sizes(const Json& entry, const std::string& where) {
                          (local.is_null() || read_rope(local, sizes.head_dim, sizes.local_rope));
   if (!rope_fits) return bad(where + ": the RoPE frequencies do not fit the head dimensions");
   if (!window.is_null()) sizes.window = number.small("window");
-  const auto hidden = entry.find("outputs_hidden");
-  sizes.has_hidden = hidden != entry.end() && hidden->is_boolean() && hidden->get<bool>();
+  if (!read_features(entry, sizes)) return bad(where + ": the features or the head are not ones it can have");
   const auto widths = entry.find("widths");
   if (widths != entry.end() && widths->is_array()) {
     for (const Json& width : *widths) {

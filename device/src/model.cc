@@ -40,7 +40,8 @@ int Model::pad(int count) const {
 }
 
 Result<PassTimes> Model::forward(const std::vector<std::int32_t>& tokens,
-                                 const std::vector<std::int32_t>& positions, const Visibility& visible) {
+                                 const std::vector<std::int32_t>& positions, const Visibility& visible,
+                                 const States& states) {
   const auto start = Clock::now();
   staged_ = 0;
   const int count = static_cast<int>(tokens.size());
@@ -55,6 +56,7 @@ Result<PassTimes> Model::forward(const std::vector<std::int32_t>& tokens,
   row_positions_ = positions;
   row_positions_.resize(static_cast<std::size_t>(width), positions.front());
   pass_.fill(width, cache_.capacity(), tokens, row_positions_, slot_positions_, visible);
+  pass_.fill_states(width, states);
   Result<double> seconds = graphs_->run(width, cache_, pass_);
   if (!seconds) return seconds.error();
   staged_ = count;
@@ -130,11 +132,11 @@ Status Model::restore(int layer, int start, int count, const float* keys, const 
 }
 
 const float* Model::logits(int row) const {
-  return pass_.logits.floats() + static_cast<std::size_t>(row) * static_cast<std::size_t>(sizes_.vocab);
+  return pass_.logits.floats() + static_cast<std::size_t>(row) * static_cast<std::size_t>(sizes_.logits);
 }
 
 const float* Model::hidden(int row) const {
-  return pass_.hidden.floats() + static_cast<std::size_t>(row) * static_cast<std::size_t>(sizes_.hidden);
+  return pass_.hidden.floats() + static_cast<std::size_t>(row) * static_cast<std::size_t>(sizes_.features);
 }
 
 }  // namespace hexgraft

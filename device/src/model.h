@@ -31,7 +31,7 @@ class Model {
 
   // One pass; its rows are readable and storable until the next. A pass that fails leaves no rows.
   Result<PassTimes> forward(const std::vector<std::int32_t>& tokens, const std::vector<std::int32_t>& positions,
-                            const Visibility& visible);
+                            const Visibility& visible, const States& states = {});
   Status store(const std::vector<std::int32_t>& rows, const std::vector<std::int32_t>& slots);
   Status move(const std::vector<std::int32_t>& source, const std::vector<std::int32_t>& target);
   // Forget the cache's content, and go back to its first capacity.

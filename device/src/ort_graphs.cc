@@ -53,7 +53,9 @@ Status OrtGraphs::check_chain(const Chain& chain) const {
       wanted_out.insert(layer_name(kind, i, "out"));
     }
   }
-  if (sizes_.has_hidden) wanted_out.insert("hidden");
+  if (sizes_.features > 0) wanted_out.insert("hidden");
+  if (sizes_.is_head) wanted_in.insert("hidden_in");
+  if (sizes_.features_in > 0) wanted_in.insert("features");
   for (const Ort::Session& part : chain) {
     const std::vector<std::string> inputs = part.GetInputNames();
     for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -96,8 +98,10 @@ OrtGraphs::Tensors OrtGraphs::tensors(int width, Cache& cache, Pass& pass) const
     add("position_ids_cos_local", pass.cos_local.floats(), {1, 1, t, dim / 2});
     add("position_ids_sin_local", pass.sin_local.floats(), {1, 1, t, dim / 2});
   }
-  add("logits", pass.logits.floats(), {1, t, sizes_.vocab});
-  if (sizes_.has_hidden) add("hidden", pass.hidden.floats(), {1, t, sizes_.hidden});
+  add("logits", pass.logits.floats(), {1, t, sizes_.logits});
+  if (sizes_.features > 0) add("hidden", pass.hidden.floats(), {1, t, sizes_.features});
+  if (sizes_.is_head) add("hidden_in", pass.hidden_in.floats(), {1, t, sizes_.hidden});
+  if (sizes_.features_in > 0) add("features", pass.features_in.floats(), {1, t, sizes_.features_in});
   for (int i = 0; i < sizes_.layers; ++i) {
     const auto at = static_cast<std::size_t>(i);
     add(layer_name("key", i, "in"), cache.keys(i), {heads, 1, dim, c});

@@ -43,8 +43,10 @@ void Pass::resize(int width, int capacity) {
     sin = Buffer(memory_, w * half);
     cos_local = Buffer(memory_, w * sizes_.local_rope.frequencies.size());
     sin_local = Buffer(memory_, w * sizes_.local_rope.frequencies.size());
-    logits = Buffer(memory_, w * at(sizes_.vocab));
-    hidden = Buffer(memory_, sizes_.has_hidden ? w * at(sizes_.hidden) : 0);
+    logits = Buffer(memory_, w * at(sizes_.logits));
+    hidden = Buffer(memory_, w * at(sizes_.features));
+    features_in = Buffer(memory_, w * at(sizes_.features_in));
+    hidden_in = Buffer(memory_, sizes_.is_head ? w * at(sizes_.hidden) : 0);
     std::vector<Buffer> new_keys, new_values;
     for (int i = 0; i < sizes_.layers; ++i) {
       new_keys.emplace_back(memory_, row * w);
@@ -69,6 +71,16 @@ void Pass::fill(int width, int capacity, const std::vector<std::int32_t>& tokens
   }
   fill_mask(width, capacity, count, visible);
   if (sizes_.window > 0) fill_local_mask(width, capacity, rows, slots);
+}
+
+void Pass::fill_states(int width, const States& states) {
+  if (!sizes_.is_head) return;
+  const auto write = [width](const std::vector<float>& rows, int size, Buffer& into) {
+    std::fill(into.floats(), into.floats() + at(width) * at(size), 0.0F);
+    std::copy(rows.begin(), rows.end(), into.floats());
+  };
+  write(states.features, sizes_.features_in, features_in);
+  write(states.hidden, sizes_.hidden, hidden_in);
 }
 
 // A row sees in layers with a window what it sees elsewhere and is near enough.

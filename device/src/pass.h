@@ -20,6 +20,11 @@ struct Visibility {
   std::vector<std::uint8_t> seen;
 };
 
+// What stood before each of T rows of a draft head: of the target, and of the head itself. Empty for other models.
+struct States {
+  std::vector<float> features, hidden;  // [T][features_in], [T][d]
+};
+
 // Buffers as large as the widest pass so far; narrower passes use their fronts.
 class Pass {
  public:
@@ -31,12 +36,15 @@ class Pass {
   // themselves. Both position arrays: where in the text the pass's rows [T] and the cache's slots [C] stand.
   void fill(int width, int capacity, const std::vector<std::int32_t>& tokens, const std::vector<std::int32_t>& rows,
             const std::vector<std::int32_t>& slots, const Visibility& visible);
+  // Write a draft head's further inputs; rows beyond those of `states` are zero.
+  void fill_states(int width, const States& states);
   // Changes whenever a buffer's address does.
   std::uint64_t epoch() const { return epoch_; }
 
   Buffer ids, mask, cos, sin;               // [T] int32, [T][C+T], [T][head_dim/2] twice
   Buffer mask_local, cos_local, sin_local;  // the same for layers with a window
-  Buffer logits, hidden;                    // [T][vocab], [T][d]
+  Buffer logits, hidden;                    // [T][sizes.logits], [T][sizes.features]
+  Buffer features_in, hidden_in;            // [T][sizes.features_in], [T][d]: of draft heads
   std::vector<Buffer> keys, values;         // per layer [kv_heads][head_dim][T], [kv_heads][T][head_dim]
 
  private:

@@ -5,6 +5,7 @@
 #include <exception>
 #include <functional>
 #include <new>
+#include <numeric>
 #include <utility>
 
 #include "rows.h"
@@ -74,6 +75,25 @@ Visibility read_visibility(Fields& fields, const Sizes& sizes, std::size_t count
       fields.refuse("`slots` names a slot twice");
   }
   return visible;
+}
+
+// The rows of the last pass that are asked for: those named, or all.
+std::vector<std::int32_t> chosen_rows(Fields& fields, const Model& model) {
+  if (fields.has("rows")) return fields.integers("rows", 0, model.staged() - 1, kMostOperations);
+  std::vector<std::int32_t> all(static_cast<std::size_t>(model.staged()));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
+// What a draft head's rows go on from; other models take nothing of the kind.
+States read_states(Fields& fields, const Sizes& sizes, std::size_t count) {
+  States states;
+  if (!sizes.is_head) return states;
+  states.hidden = floats(fields.bytes("hidden", count * static_cast<std::size_t>(sizes.hidden) * sizeof(float)));
+  if (sizes.features_in == 0) return states;
+  const auto size = static_cast<std::size_t>(sizes.features_in) * sizeof(float);
+  states.features = floats(fields.bytes("features", count * size));
+  return states;
 }
 
 }  // namespace
@@ -183,7 +203,8 @@ Session::Answer Session::load(Fields& fields, const std::string& name) {
               {"hidden", sizes.hidden},
               {"capacity", sizes.context},
               {"max_width", sizes.max_width},
-              {"has_hidden", sizes.has_hidden},
+              {"features", sizes.features},
+              {"logits", sizes.logits},
               {"provider", model.graphs().provider()},
               {"memory", model.memory().name()},
               {"threads", model.graphs().threads()},
@@ -209,8 +230,9 @@ Session::Answer Session::forward(Fields& fields, const std::string& name) {
   const std::vector<std::int32_t> tokens = fields.integers("tokens", 0, sizes.vocab - 1, most);
   const std::vector<std::int32_t> positions = fields.integers("positions", 0, sizes.context - 1, most);
   const Visibility visible = read_visibility(fields, sizes, tokens.size());
+  const States states = read_states(fields, sizes, tokens.size());
   if (Status problem = fields.status()) return *problem;
-  Result<PassTimes> pass = model.forward(tokens, positions, visible);
+  Result<PassTimes> pass = model.forward(tokens, positions, visible, states);
   if (!pass) return pass.error();
   if (history_.size() == kHistory) history_.erase(history_.begin());
   history_.push_back({{"model", name},
@@ -228,27 +250,33 @@ Session::Answer Session::rows(Fields& fields, const std::string& name) {
   if (model.staged() == 0) return missing_pass();
   const std::string want = fields.text("want");
   if (want == "topk") return top_rows(fields, model);
-  const bool hidden = want == "hidden";
-  if (!hidden && want != "logits") fields.refuse("`want` must be `topk`, `logits` or `hidden`");
+  if (want == "hidden") return hidden_rows(fields, model);
+  if (want != "logits") fields.refuse("`want` must be `topk`, `logits` or `hidden`");
   const int row = static_cast<int>(fields.integer("row", 0, model.staged() - 1));
   if (Status problem = fields.status()) return *problem;
-  if (hidden && !model.sizes().has_hidden) {
+  const auto count = static_cast<std::size_t>(model.sizes().logits);
+  if (Status problem = reserve(count * sizeof(float))) return *problem;
+  return Json{{want, binary(model.logits(row), count)}};
+}
+
+Session::Answer Session::hidden_rows(Fields& fields, Model& model) {
+  const std::vector<std::int32_t> chosen = chosen_rows(fields, model);
+  if (Status problem = fields.status()) return *problem;
+  const auto size = static_cast<std::size_t>(model.sizes().features);
+  if (size == 0) {
     return Error{"no_hidden", "this bundle's graph has no hidden output", "export it with a draft head"};
   }
-  const auto count = static_cast<std::size_t>(hidden ? model.sizes().hidden : model.sizes().vocab);
-  if (Status problem = reserve(count * sizeof(float))) return *problem;
-  return Json{{want, binary(hidden ? model.hidden(row) : model.logits(row), count)}};
+  if (Status problem = reserve(chosen.size() * size * sizeof(float))) return *problem;
+  std::vector<float> states;
+  states.reserve(chosen.size() * size);
+  for (const int row : chosen) states.insert(states.end(), model.hidden(row), model.hidden(row) + size);
+  return Json{{"hidden", binary(states.data(), states.size())}};
 }
 
 Session::Answer Session::top_rows(Fields& fields, Model& model) {
-  const auto vocab = static_cast<std::size_t>(model.sizes().vocab);
-  const auto k = static_cast<std::size_t>(fields.integer("k", 1, model.sizes().vocab));
-  std::vector<std::int32_t> chosen;
-  if (fields.has("rows")) {
-    chosen = fields.integers("rows", 0, model.staged() - 1, kMostOperations);
-  } else {
-    for (int row = 0; row < model.staged(); ++row) chosen.push_back(row);
-  }
+  const auto vocab = static_cast<std::size_t>(model.sizes().logits);
+  const auto k = static_cast<std::size_t>(fields.integer("k", 1, model.sizes().logits));
+  const std::vector<std::int32_t> chosen = chosen_rows(fields, model);
   const bool log_sum = fields.boolean("log_sum");
   if (Status problem = fields.status()) return *problem;
   if (Status problem = reserve(chosen.size() * (8 * k + 8))) return *problem;

@@ -54,6 +54,7 @@ class Session {
   Answer forward(Fields& fields, const std::string& name);
   Answer rows(Fields& fields, const std::string& name);
   Answer top_rows(Fields& fields, Model& model);
+  Answer hidden_rows(Fields& fields, Model& model);
   Answer store(Fields& fields, const std::string& name);
   Answer move(Fields& fields, const std::string& name);
   Answer reset(Fields& fields, const std::string& name);

@@ -24,7 +24,10 @@ struct Sizes {
   Rope rope;
   Rope local_rope;  // of layers with a window, where it differs; empty otherwise
   int window = 0;   // layers with one see positions less than this back; 0: there are none
-  bool has_hidden = false;
+  int logits = 0;      // numbers in a row of logits: vocab, or fewer where a draft head proposes fewer tokens
+  int features = 0;    // numbers in a row of the output `hidden`; 0: there is none
+  bool is_head = false;  // a draft head: it also takes `hidden_in` [T][hidden] and `features` [T][features_in]
+  int features_in = 0;   // 0: there is no such input
 };
 
 }  // namespace hexgraft

@@ -20,7 +20,8 @@ inline Sizes fake_sizes() {
   sizes.max_width = 32;
   sizes.mask_value = -100;
   sizes.rope.frequencies = {1, 0.01};
-  sizes.has_hidden = true;
+  sizes.logits = sizes.vocab;
+  sizes.features = sizes.hidden;
   return sizes;
 }
 

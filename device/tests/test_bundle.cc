@@ -49,7 +49,7 @@ Json manifest() {
             {"kv_dtype", "float32"},
             {"kv_layout", "key[kv_heads,1,head_dim,C] value[kv_heads,1,C,head_dim] past=C"},
             {"mask_value", -100.0},
-            {"outputs_hidden", false},
+            {"features", {0, 1}},
             {"graphs",
              {{{"file", "target/model.onnx"}, {"provider", "cpu"}, {"width", nullptr}, {"capacity", nullptr}}}}}},
           {"draft", nullptr},
@@ -78,6 +78,16 @@ int main() {
   Result<ModelFiles> files = read_model(folder.path, "target", "cpu");
   CHECK(files && files->sizes.max_width == 8 && files->sizes.rope.frequencies.size() == 8 &&
         files->sizes.rope.scale == 1.5 && files->sizes.window == 0 && files->graphs.size() == 1);
+  CHECK(files->sizes.features == 128 && files->sizes.logits == 320 && !files->sizes.is_head);
+  CHECK(code(folder, with("/target/features", 3)) == "bad_bundle");
+  CHECK(code(folder, with("/target/head", {{"feature_size", 192}, {"rows", 100}})) == "bad_bundle");
+  Json with_head = with("/target/head", {{"kind", "eagle3"}, {"feature_size", 192}, {"rows", 100}});
+  with_head["target"].erase("features");
+  CHECK(code(folder, with_head).empty());
+  const Sizes head = read_model(folder.path, "target", "cpu")->sizes;
+  CHECK(head.is_head && head.features == 64 && head.features_in == 192 && head.logits == 100 && head.vocab == 320);
+  with_head["target"]["head"]["rows"] = 321;
+  CHECK(code(folder, with_head) == "bad_bundle");
   CHECK(code(folder, manifest(), "draft") == "no_model");
   CHECK(code(folder, manifest(), "target", "htp") == "no_graph");
   CHECK(code(folder, "not json") == "bad_bundle");

@@ -57,13 +57,17 @@ void a_round() {
   const Json answer = ask(
       session, Json::array({kForward,
                             {{"op", "rows"}, {"model", "target"}, {"want", "topk"}, {"k", 2}, {"log_sum", true}},
-                            {{"op", "rows"}, {"model", "target"}, {"want", "hidden"}, {"row", 2}},
+                            {{"op", "rows"}, {"model", "target"}, {"want", "hidden"}, {"rows", {2, 0}}},
                             {{"op", "store"}, {"model", "target"}, {"rows", {0, 2}}, {"slots", {0, 1}}},
                             {{"op", "save"}, {"model", "target"}, {"layer", 1}, {"start", 0}, {"count", 2}}}));
   CHECK(!answer.contains("error") && answer["results"].size() == 5);
   CHECK(answer["results"][0]["count"] == 3 && answer["results"][0]["width"] == 3);
   CHECK(answer["results"][1]["ids"].get_binary().size() == 3 * 2 * 4);
   CHECK(answer["results"][1]["log_sum"].get_binary().size() == 3 * 8);
+  float states[8];
+  CHECK(answer["results"][2]["hidden"].get_binary().size() == sizeof states);
+  std::memcpy(states, answer["results"][2]["hidden"].get_binary().data(), sizeof states);
+  CHECK(states[0] == 7 && states[3] == 10 && states[4] == 5);  // tokens 7 and 5
   float keys[16];
   std::memcpy(keys, answer["results"][4]["keys"].get_binary().data(), sizeof keys);
   CHECK(keys[0] == 510 && keys[1] == 710 && keys[2] == 511);  // tokens 5 and 7, layer 1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 import numpy as np
 
-from hexgraft.host.runner.wire import RunnerLost
+from hexgraft.host.runner.wire import BULK_LIMIT, RunnerLost
 from hexgraft.host.session import Floats, TopK
 from hexgraft.models.errors import DecodeError
 
@@ -57,7 +57,7 @@ class RunnerRows:
     def topk(self, k: int, rows: Sequence[int] | None = None, *, log_sum: bool = True) -> TopK:
         chosen = list(range(self.count)) if rows is None else [int(row) for row in rows]
         self._check(chosen)
-        k = min(k, self._session.spec.vocab)
+        k = min(k, self._session.spec.logits)
         self._asked = True
         if (ready := self._ready(k, chosen, log_sum)) is not None:
             return ready
@@ -72,20 +72,28 @@ class RunnerRows:
         return self._unpack(self._fetch(k, chosen, log_sum), k, len(chosen))
 
     def logits(self, row: int) -> Floats:
-        return self._row("logits", row)
+        self._check([int(row)])
+        operation = self._session.operation("rows", want="logits", row=int(row))
+        return floats(self._session.send([operation])[0]["logits"]).copy()
 
     def hidden(self, row: int) -> Floats:
-        if not self._session.spec.features:
-            raise DecodeError("this bundle's graph has no hidden output", "export it with a draft head")
-        return self._row("hidden", row)
+        state: Floats = self.hiddens([row])[0]
+        return state
 
     def hiddens(self, rows: Sequence[int] | None = None) -> Floats:
-        return np.stack([self.hidden(row) for row in (range(self.count) if rows is None else rows)])
-
-    def _row(self, want: str, row: int) -> Floats:
-        self._check([int(row)])
-        operation = self._session.operation("rows", want=want, row=int(row))
-        return floats(self._session.send([operation])[0][want]).copy()
+        size = self._session.spec.features
+        if not size:
+            raise DecodeError("this bundle's graph has no hidden output", "export it with a draft head")
+        chosen = list(range(self.count)) if rows is None else [int(row) for row in rows]
+        self._check(chosen)
+        states = np.empty((len(chosen), size), np.float32)
+        most = max(1, BULK_LIMIT // (4 * size))
+        for start in range(0, len(chosen), most):
+            part = chosen[start : start + most]
+            operation = self._session.operation("rows", want="hidden", rows=part)
+            answer = floats(self._session.send([operation])[0]["hidden"])
+            states[start : start + most] = answer.reshape(len(part), size)
+        return states
 
     def _fetch(self, k: int, rows: Sequence[int] | None, log_sum: bool) -> dict[str, Any]:
         return self._session.send([self._session.topk_operation(k, rows, log_sum)])[0]

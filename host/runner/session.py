@@ -18,6 +18,7 @@ from hexgraft.host.session import (
     Bools,
     CacheRows,
     SessionSpec,
+    States,
     Visibility,
     checked_move,
     checked_store,
@@ -36,7 +37,8 @@ class Loaded(msgspec.Struct, frozen=True):
     capacity: int
     widths: list[int] | None
     max_width: int
-    has_hidden: bool
+    features: int
+    logits: int
     provider: str
     memory: str
     threads: int
@@ -83,6 +85,7 @@ class RunnerSession:
         self.staged = 0
         self._last: RunnerRows | None = None
         self._triangles: dict[int, Bools] = {}
+        self._states: States | None = None
         self.loaded = convert(connection.call_one(request), Loaded)
         self.spec = self._spec(provider)
 
@@ -99,8 +102,13 @@ class RunnerSession:
             widths=tuple(loaded.widths) if loaded.widths is not None else None,
             max_width=loaded.max_width,
             provider="runner" if provider == "cpu" else f"runner-{provider}",
-            features=loaded.hidden if loaded.has_hidden else 0,
+            features=loaded.features,
+            logits=loaded.logits,
         )
+
+    def feed(self, states: States) -> None:
+        """What the rows of the next pass go on from, where the model is a draft head."""
+        self._states = states
 
     def forward(self, tokens: Sequence[int], positions: Sequence[int], visible: Visibility) -> RunnerRows:
         if len(positions) != len(tokens) or visible.count != len(tokens):
@@ -117,6 +125,11 @@ class RunnerSession:
         if visible.slots.size:
             operation["slots"] = visible.slots.tolist()
             operation["seen"] = _bits(visible.seen)
+        states, self._states = self._states, None
+        if states is not None:
+            operation["hidden"] = states.hidden.astype("<f4").tobytes()
+            if states.features.shape[1]:
+                operation["features"] = states.features.astype("<f4").tobytes()
         kind = (causal, bool(visible.slots.size))
         want = self.wants.get(kind)
         eager = (

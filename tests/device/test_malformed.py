@@ -59,7 +59,7 @@ def requests(place: str) -> list[list[dict[str, Any]]]:
         [
             forward,
             {"op": "rows", **m, "want": "logits", "row": 1},
-            {"op": "rows", **m, "want": "hidden", "row": 0},
+            {"op": "rows", **m, "want": "hidden", "rows": [0]},
         ],
         [
             forward,

@@ -1,0 +1,38 @@
+"""A draft head in a bundle: its graph beside the target's, whose matrices it uses where it has none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from hexgraft.host.manifest import HeadEntry
+from hexgraft.models.graph import Graph, Loan
+from hexgraft.models.head_checkpoint import HeadCheckpoint
+from hexgraft.models.head_graph import build_head
+
+FOLDER = "target"
+"""ONNX Runtime takes external data only from the graph's own folder."""
+HEAD_GRAPH = f"{FOLDER}/head.onnx"
+HEAD_WEIGHTS = "head.weights"
+_TOKENS = f"{FOLDER}/head.tokens"
+
+
+def head_graph(head: HeadCheckpoint, target: Graph, tied: bool) -> Graph:
+    """The head's graph; what it borrows is not stored again. `tied` says whether the target's head is its
+    embedding."""
+    loans: dict[str, Loan] = {}
+    if "embed" in head.lent:
+        loans["embed"] = target.loan("embed")
+    if "head" in head.lent:
+        loan = target.loan("embed" if tied else "head")
+        loans["head"] = loan if "embed" in head.lent else replace(loan, name="head")
+    return build_head(head.config, HEAD_WEIGHTS, name="draft", loans=loans)
+
+
+def write_head_entry(head: HeadCheckpoint, folder: Path) -> HeadEntry:
+    """What the manifest says of a head; writes the file of its tokens, where it has not all."""
+    config, tokens = head.config, None
+    if head.tokens is not None:
+        tokens = _TOKENS
+        (folder / tokens).write_bytes(head.tokens.astype("<i4").tobytes())
+    return HeadEntry(config.kind, config.feature_size, config.rows, tokens)
