@@ -34,7 +34,7 @@ from hexgraft.host.manifest import (
     RopeEntry,
     TokenizerEntry,
 )
-from hexgraft.models.checkpoint import Checkpoint
+from hexgraft.models.checkpoint import Checkpoint, TokenizerFiles
 from hexgraft.models.config import ModelConfig, Rope
 from hexgraft.models.decoder import build_decoder
 from hexgraft.models.errors import ExportError
@@ -91,7 +91,7 @@ def export_bundle(
     elif draft is not None:
         draft = fit_draft(target, draft)
     finished = Finished(export_identity(target, draft, options))
-    with _whole_folder(path, finished) as folder:
+    with whole_folder(path, finished) as folder:
         models: dict[str, Checkpoint | HeadCheckpoint] = {"target": target} | ({"draft": draft} if draft else {})
         writer = _Writer(folder, options, report, finished)
         entries = {"target": writer.model("target", target)}
@@ -100,7 +100,7 @@ def export_bundle(
         elif draft is not None:
             entries["draft"] = writer.model("draft", draft)
         finished.end()
-        tokenizer = _write_tokenizer(target, folder)
+        tokenizer = write_tokenizer(target.tokenizer, folder)
         files = sorted(file for file in folder.rglob("*") if file.is_file())
         manifest = Manifest(
             format=FORMAT,
@@ -192,7 +192,7 @@ def _model_entry(
         kv_heads=config.kv_heads,
         head_dim=config.head_dim,
         vocab=config.vocab,
-        rope=_rope_entry(config.rope),
+        rope=rope_entry(config.rope),
         context=min(options.context, config.context),
         widths=list(options.widths),
         kv_dtype="float32",
@@ -201,17 +201,18 @@ def _model_entry(
         graphs=[GraphEntry(file, "cpu", "fp32")],
         parameters=sum(weight.nbytes for weight in graph.weights) // 4,
         window=config.window,
-        local_rope=_rope_entry(config.local_rope) if config.local_rope is not None else None,
+        local_rope=rope_entry(config.local_rope) if config.local_rope is not None else None,
         features=list(features),
     )
 
 
-def _rope_entry(rope: Rope) -> RopeEntry:
+def rope_entry(rope: Rope) -> RopeEntry:
+    """What a manifest says of RoPE."""
     return RopeEntry(rope.dim, list(rope.frequencies), rope.scale)
 
 
-def _write_tokenizer(checkpoint: Checkpoint, folder: Path) -> TokenizerEntry:
-    tokenizer = checkpoint.tokenizer
+def write_tokenizer(tokenizer: TokenizerFiles, folder: Path) -> TokenizerEntry:
+    """Write a tokenizer's files into a bundle's folder; what the manifest says of them."""
     (folder / "tokenizer.json").write_text(tokenizer.tokenizer_json, encoding="utf-8")
     template = None
     if tokenizer.chat_template is not None:
@@ -258,7 +259,7 @@ def hash_files(
 
 
 @contextmanager
-def _whole_folder(path: Path, finished: Finished) -> Iterator[Path]:
+def whole_folder(path: Path, finished: Finished) -> Iterator[Path]:
     """A folder to write into, renamed to `path` when the block ends well and removed when it does not.
 
     What a killed export of the same identity left behind is gone on with.

@@ -10,8 +10,10 @@ from hexgraft.host.adb.session import DeviceOptions, open_device_session
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cpu_session import CpuSession
 from hexgraft.host.htp.session import HtpSession
+from hexgraft.host.layout import is_vendor
 from hexgraft.host.runner.session import open_local_session
 from hexgraft.host.session import Session
+from hexgraft.host.vendor.session import open_vendor_cpu, open_vendor_emulator
 from hexgraft.models.errors import UsageError
 
 BACKENDS = ("cpu", "htp-sim", "runner", "device")
@@ -60,8 +62,12 @@ def open_session(
             raise UsageError(
                 f"--backend cpu has no provider {provider}", "add --backend runner or --backend device"
             )
+        if is_vendor(bundle.model(role)):
+            return open_vendor_cpu(bundle, role, widths=widths, threads=threads)
         return CpuSession(bundle, role, widths=widths, whole=whole, threads=threads)
     if backend == "htp-sim":
+        if is_vendor(bundle.model(role)):
+            return open_vendor_emulator(bundle, role, widths=widths)
         return HtpSession(bundle, role, widths=widths, soc=soc, precision=precision)
     if backend == "runner":
         return open_local_session(

@@ -9,7 +9,8 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from hexgraft.host.manifest import FORMAT, KV_LAYOUT, MANIFEST, GraphEntry, Manifest, ModelEntry
+from hexgraft.host.layout import check_layout, is_vendor
+from hexgraft.host.manifest import FORMAT, MANIFEST, GraphEntry, Manifest, ModelEntry
 from hexgraft.host.manifest_head import check_head
 from hexgraft.models.errors import BundleError
 
@@ -174,10 +175,6 @@ def _check_model(role: str, model: ModelEntry, manifest: Manifest, where: Path) 
     capacities = model.device_capacities
     if sorted(set(capacities)) != capacities or capacities[0] < 1 or capacities[-1] != model.context:
         refuse(f"has capacities {capacities}, expected ascending numbers up to its context {model.context}")
-    if model.kv_layout != KV_LAYOUT:
-        refuse(f"has the unknown cache layout {model.kv_layout!r}")
-    if model.kv_dtype != "float32":
-        refuse(f"has the unknown cache type {model.kv_dtype!r}")
     if not -1e9 <= model.mask_value <= -20:
         refuse(f"has the mask value {model.mask_value}, expected between -1e9 and -20")
     if role not in manifest.provenance:
@@ -189,8 +186,9 @@ def _check_model(role: str, model: ModelEntry, manifest: Manifest, where: Path) 
             refuse(f"names a graph that is not in the bundle: {graph.file}")
         if graph.htp is not None and graph.htp.binary not in manifest.files:
             refuse(f"names a context binary that is not in the bundle: {graph.htp.binary}")
-        if graph.htp is not None and graph.capacity not in capacities:
+        if graph.htp is not None and not is_vendor(model) and graph.capacity not in capacities:
             refuse(f"names {graph.file} of {graph.capacity} slots, which is none of its capacities")
+    check_layout(model, refuse)
     needed = [manifest.tokenizer.file, manifest.tokenizer.chat_template]
     for file in needed:
         if file is not None and file not in manifest.files:

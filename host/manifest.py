@@ -46,11 +46,37 @@ class HtpEntry(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     mask_value: float | None = None
 
 
+class Encoding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Real numbers as integers of `dtype`: real = (stored - zero) * scale."""
+
+    dtype: str
+    scale: float
+    zero: int
+
+
+class KvEncoding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How one layer's keys and values are stored."""
+
+    key: Encoding
+    value: Encoding
+
+
+class VendorEntry(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A static graph of a bundle in the vendor's layout: its place among the parts of its width, the
+    `encodings` of the inputs and outputs that are neither float32 nor cache (the mask, RoPE tables, logits),
+    and whether its logits are those of the last row alone."""
+
+    part: int = 0
+    parts: int = 1
+    encodings: dict[str, Encoding] = {}
+    last_logits: bool = False
+
+
 class GraphEntry(msgspec.Struct, forbid_unknown_fields=True):
     """One graph file. `width` and `capacity` are null while they are symbolic in the file (the CPU's graph).
 
     `provider` is "cpu", "htp" (for the device) or "htp-sim" (for the emulator on a host). `htp` is set for
-    the latter two.
+    the latter two, `vendor` in the layout `VENDOR_LAYOUT`.
     """
 
     file: str
@@ -59,6 +85,7 @@ class GraphEntry(msgspec.Struct, forbid_unknown_fields=True):
     width: int | None = None
     capacity: int | None = None
     htp: HtpEntry | None = None
+    vendor: VendorEntry | None = None
 
 
 class HeadEntry(msgspec.Struct, forbid_unknown_fields=True):
@@ -85,6 +112,8 @@ class ModelEntry(msgspec.Struct, forbid_unknown_fields=True):
     graphs take `attention_mask_local` too, where a row sees a column only if its position is less than
     `window` ahead of the column's; with a `local_rope` also `position_ids_cos_local` and `_sin_local`.
 
+    The cache holds `kv_dtype` numbers; where these are integers, `kv_encodings` explains them layer by layer.
+
     `features` lists what the output `hidden` [1, T, len(features) * hidden] carries side by side: the residual
     stream after so many layers, the number of all `layers` standing for the state after the last norm. Without
     any there is no such output. A `head` gives its own state there, [1, T, hidden].
@@ -110,6 +139,7 @@ class ModelEntry(msgspec.Struct, forbid_unknown_fields=True):
     local_rope: RopeEntry | None = None
     capacities: list[int] = []
     features: list[int] = []
+    kv_encodings: list[KvEncoding] = []
     head: HeadEntry | None = None
 
     @property
@@ -164,4 +194,8 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 KV_LAYOUT = "key[kv_heads,1,head_dim,C] value[kv_heads,1,C,head_dim] past=C"
-"""The only layout so far; vendor graphs with a past of C-T columns will name another."""
+"""What hexgraft exports: the cache has C columns whatever the width."""
+
+VENDOR_LAYOUT = "key[kv_heads,1,head_dim,CL-T] value[kv_heads,1,CL-T,head_dim] past=CL-T"
+"""What Qualcomm AI Hub exports: CL columns in all, of which the last T are the rows of the pass. `capacity` of
+a graph is CL-T, and `context` that of the widest: the slots that every width can address."""

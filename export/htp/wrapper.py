@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,3 +63,28 @@ def rewrite(path: Path, binary: str) -> Wrapper:
             qairt = attribute.s.decode()
     onnx.save(proto, path)
     return Wrapper(node.name, binary, qairt)
+
+
+def write_wrapper(
+    path: Path,
+    wrapper: Wrapper,
+    inputs: Sequence[onnx.ValueInfoProto],
+    outputs: Sequence[onnx.ValueInfoProto],
+) -> None:
+    """Write the wrapper of a graph that another compiler put into a binary, as `rewrite` leaves them."""
+    node = onnx.helper.make_node(
+        "EPContext",
+        [value.name for value in inputs],
+        [value.name for value in outputs],
+        name=wrapper.graph,
+        domain="com.microsoft",
+        main_context=1,
+        embed_mode=0,
+        ep_cache_context=wrapper.binary,
+        ep_sdk_version=wrapper.qairt,
+        partition_name=wrapper.graph,
+        source="QNNExecutionProvider",
+    )
+    graph = onnx.helper.make_graph([node], path.stem, list(inputs), list(outputs))
+    opsets = [onnx.helper.make_opsetid("", OPSET), onnx.helper.make_opsetid("com.microsoft", 1)]
+    onnx.save(onnx.helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opsets), path)

@@ -23,6 +23,7 @@ COMMANDS = (
     "doctor",
     "export",
     "fetch",
+    "import",
     "inspect",
     "lab",
     "models",
@@ -31,6 +32,9 @@ COMMANDS = (
     "run",
     "tree",
 )
+
+_KEYWORDS = {"import": ("import_bundle", "import_command")}
+"""Commands whose names Python keeps for itself: their files and attributes."""
 
 
 class Commands(click.Group):
@@ -43,7 +47,8 @@ class Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         with _ended_by_interrupts():
-            command: click.Command = getattr(import_module(f"hexgraft.host.cli.{cmd_name}"), cmd_name)
+            file, attribute = _KEYWORDS.get(cmd_name, (cmd_name, cmd_name))
+            command: click.Command = getattr(import_module(f"hexgraft.host.cli.{file}"), attribute)
         return command
 
 

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import click
 import msgspec
+import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
 from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.cli.console import bytes_progress, print_json, stdout
+from hexgraft.host.layout import LAYOUTS, is_vendor
 from hexgraft.host.manifest import GraphEntry, ModelEntry
 
 _PARITY = {
@@ -78,6 +80,7 @@ def _model_table(role: str, model: ModelEntry, bundle: Bundle) -> Table:
         "vocabulary": f"{model.vocab} tokens",
         "shape": f"{model.layers} layers, {model.heads}/{model.kv_heads} heads of {model.head_dim}",
         "context": f"{model.context} slots, {cache:.1f} MB of {model.kv_dtype} K/V when full",
+        "layout": _layout(model),
         "widths": ", ".join(map(str, model.widths)),
         "capacities": ", ".join(map(str, model.device_capacities)) + " slots",
         "graphs": "\n".join(_graph(graph) for graph in model.graphs),
@@ -108,7 +111,7 @@ def _parity(model: ModelEntry, bundle: Bundle) -> str:
 
 def _graph(graph: GraphEntry) -> str:
     if graph.htp is None:
-        return f"{graph.file} ({graph.provider} {graph.precision})"
+        return f"{graph.file} ({graph.provider} {graph.precision}{_part(graph)})"
     htp = graph.htp
     shared = ", shared weights" if htp.shared else ""
     return (
@@ -116,5 +119,21 @@ def _graph(graph: GraphEntry) -> str:
     )
 
 
+def _part(graph: GraphEntry) -> str:
+    return f", part {graph.vendor.part + 1} of {graph.vendor.parts}" if graph.vendor is not None else ""
+
+
+def _layout(model: ModelEntry) -> str:
+    """The cache layout in words: how many columns a pass has, and how keys and values are stored."""
+    words = LAYOUTS[model.kv_layout]
+    if is_vendor(model):
+        words += f", {model.context + max(model.widths)} columns in every width"
+    if model.kv_encodings:
+        scales = [scale for entry in model.kv_encodings for scale in (entry.key.scale, entry.value.scale)]
+        words += f", {model.kv_dtype} K/V, scales {min(scales):.3g} to {max(scales):.3g}"
+    return words
+
+
 def _cache_bytes(model: ModelEntry) -> int:
-    return 2 * 4 * model.layers * model.kv_heads * model.head_dim * model.context
+    numbers = 2 * model.layers * model.kv_heads * model.head_dim * model.context
+    return numbers * np.dtype(model.kv_dtype).itemsize

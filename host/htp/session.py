@@ -40,7 +40,7 @@ class HtpSession(CpuSession):
         require_qnn("--backend htp-sim")
         chains = choose_chains(bundle, role, soc, precision)
         first = _htp(next(iter(chains.values()))[0])
-        _check_release(bundle, first)
+        check_release(bundle, first)
         have, slots = sorted({width for width, _ in chains}), sorted({slots for _, slots in chains})
         missing = sorted(set(widths or ()) - set(have))
         if missing:
@@ -118,7 +118,8 @@ def _htp(graph: GraphEntry) -> HtpEntry:
     return graph.htp
 
 
-def _check_release(bundle: Bundle, htp: HtpEntry) -> None:
+def check_release(bundle: Bundle, htp: HtpEntry) -> None:
+    """Raise BundleError unless a binary was built by the QAIRT release that is here."""
     built, here = short_release(htp.qairt), qairt_version()
     if built != here:
         raise BundleError(

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from hexgraft.host.chain import bind_chain
 from hexgraft.host.htp.qnn import qnn_options
 
 
@@ -74,26 +75,13 @@ class _Worker:
             # Bindings hold addresses of the old map, which therefore stays as long as they do.
             self._arena = mmap.mmap(self._fd, size)
         base = np.frombuffer(self._arena, np.uint8)
-        between: dict[str, Any] = {}
-        bindings = []
-        for session in self._chains[chain]:
-            binding = session.io_binding()
-            for value in session.get_inputs():
-                if value.name in tensors:
-                    offset, dtype, shape = tensors[value.name]
-                    address = base.ctypes.data + offset
-                    binding.bind_input(value.name, "cpu", 0, np.dtype(dtype).type, shape, address)
-                else:
-                    binding.bind_ortvalue_input(value.name, between[value.name])
-            for value in session.get_outputs():
-                if value.name in tensors:
-                    offset, dtype, shape = tensors[value.name]
-                    address = base.ctypes.data + offset
-                    binding.bind_output(value.name, "cpu", 0, np.dtype(dtype).type, shape, address)
-                else:
-                    between[value.name] = _buffer(value)
-                    binding.bind_ortvalue_output(value.name, between[value.name])
-            bindings.append(binding)
+        bindings = bind_chain(
+            self._chains[chain],
+            {
+                name: (base.ctypes.data + offset, dtype, shape)
+                for name, (offset, dtype, shape) in tensors.items()
+            },
+        )
         self._bindings[name] = [base, bindings, self._chains[chain]]
         return {}
 
@@ -108,14 +96,6 @@ class _Worker:
         for session, binding in zip(sessions, bindings, strict=True):
             session.run_with_iobinding(binding)
         return {"seconds": time.perf_counter() - start}
-
-
-def _buffer(value: Any) -> Any:
-    import onnxruntime as ort
-
-    if value.type != "tensor(float)":
-        raise TypeError(f"{value.name} passes between parts as {value.type}, expected tensor(float)")
-    return ort.OrtValue.ortvalue_from_numpy(np.zeros(value.shape, np.float32))
 
 
 def main() -> None:
