@@ -99,6 +99,22 @@ bool read_rope(const Json& entry, int head_dim, Rope& rope) {
          2 * rope.frequencies.size() == static_cast<std::size_t>(head_dim);
 }
 
+// Where a device's cache may grow to, the context alone where nothing is said; false for what makes no sense.
+bool read_capacities(const Json& entry, Sizes& sizes) {
+  const Json given = entry.value("capacities", Json::array());
+  if (!given.is_array()) return false;
+  for (const Json& capacity : given) {
+    const int last = sizes.capacities.empty() ? 0 : sizes.capacities.back();
+    if (!capacity.is_number_integer() || capacity.get<std::int64_t>() <= last ||
+        capacity.get<std::int64_t>() > sizes.context) {
+      return false;
+    }
+    sizes.capacities.push_back(capacity.get<int>());
+  }
+  if (sizes.capacities.empty()) sizes.capacities.push_back(sizes.context);
+  return sizes.capacities.back() == sizes.context;
+}
+
 // Which features a target gives, and what a draft head takes and gives; false for what makes no sense.
 bool read_features(const Json& entry, Sizes& sizes) {
   const Json features = entry.value("features", Json::array()), head = entry.value("head", Json());
@@ -140,6 +156,9 @@ Result<Sizes> read_sizes(const Json& entry, const std::string& where) {
       }
       sizes.widths.push_back(width.get<int>());
     }
+  }
+  if (!read_capacities(entry, sizes)) {
+    return bad(where + ": the capacities are not ascending numbers up to the context");
   }
   if (!number.missing.empty()) return bad(where + ": `" + number.missing + "` is missing or out of range");
   if (sizes.widths.empty()) return bad(where + ": there are no widths");

@@ -24,6 +24,7 @@ Cache::Cache(const Sizes& sizes, std::shared_ptr<Memory> memory, int capacity)
     : memory_(std::move(memory)),
       kv_heads_(static_cast<std::size_t>(sizes.kv_heads)),
       head_dim_(static_cast<std::size_t>(sizes.head_dim)),
+      capacities_(sizes.capacities),
       context_(sizes.context),
       capacity_(capacity) {
   for (int i = 0; i < sizes.layers; ++i) {
@@ -40,7 +41,9 @@ Status Cache::grow(std::int64_t slots) {
         "end the text earlier, or export with a larger context"};
   }
   if (slots <= capacity_) return std::nullopt;
-  const int grown = std::min(context_, (static_cast<int>(slots) + kCacheStep - 1) / kCacheStep * kCacheStep);
+  const auto given = std::lower_bound(capacities_.begin(), capacities_.end(), slots);
+  const int steps = std::min(context_, (static_cast<int>(slots) + kCacheStep - 1) / kCacheStep * kCacheStep);
+  const int grown = given != capacities_.end() ? *given : steps;
   // All buffers first: running out of memory half way must not leave layers of two sizes.
   std::vector<Buffer> keys, values;
   for (std::size_t i = 0; i < keys_.size(); ++i) {

@@ -26,7 +26,7 @@ class Cache {
   float* keys(int layer) { return keys_[static_cast<std::size_t>(layer)].floats(); }
   float* values(int layer) { return values_[static_cast<std::size_t>(layer)].floats(); }
 
-  // Make room for `slots` slots in whole steps, up to the context.
+  // Make room for `slots` slots: the next of the sizes' capacities, or whole steps up to the context.
   Status grow(std::int64_t slots);
   // Copy rows of staged keys [kv_heads][head_dim][width] and values [kv_heads][width][head_dim], all layers, into
   // slots below the capacity. O(rows), whatever the context.
@@ -46,6 +46,7 @@ class Cache {
 
   std::shared_ptr<Memory> memory_;
   std::size_t kv_heads_, head_dim_;
+  std::vector<int> capacities_;
   int context_, capacity_;
   std::uint64_t epoch_ = 1;
   std::vector<Buffer> keys_, values_;

@@ -25,7 +25,7 @@ std::size_t volume(const Shape& shape) {
 
 }  // namespace
 
-OrtGraphs::OrtGraphs(const Sizes& sizes, std::string provider, int threads, std::map<int, Chain> chains)
+OrtGraphs::OrtGraphs(const Sizes& sizes, std::string provider, int threads, Chains chains)
     : sizes_(sizes),
       provider_(std::move(provider)),
       threads_(threads),
@@ -76,9 +76,9 @@ Status OrtGraphs::check_chain(const Chain& chain) const {
   return std::nullopt;
 }
 
-OrtGraphs::Chain& OrtGraphs::chain(int width) {
-  const auto own = chains_.find(width);
-  return own != chains_.end() ? own->second : chains_.at(0);
+OrtGraphs::Chain& OrtGraphs::chain(int width, int capacity) {
+  const auto own = chains_.find({width, capacity});
+  return own != chains_.end() ? own->second : chains_.at({0, 0});
 }
 
 OrtGraphs::Tensors OrtGraphs::tensors(int width, Cache& cache, Pass& pass) const {
@@ -139,7 +139,7 @@ Result<double> OrtGraphs::run(int width, Cache& cache, Pass& pass) {
       cache_epoch_ = cache.epoch();
       pass_epoch_ = pass.epoch();
     }
-    Chain& parts = chain(width);
+    Chain& parts = chain(width, cache.capacity());
     auto binding = bindings_.find(width);
     if (binding == bindings_.end()) binding = bindings_.emplace(width, bind(parts, width, cache, pass)).first;
     const Ort::RunOptions options;

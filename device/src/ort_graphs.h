@@ -1,9 +1,10 @@
-// Graphs run by ONNX Runtime: one session for a symbolic file, one or a chain of parts per width for static ones.
+// Graphs run by ONNX Runtime: one session for a symbolic file, one or a chain of parts per size for static ones.
 #pragma once
 
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "graphs.h"
@@ -16,8 +17,10 @@ class OrtGraphs : public Graphs {
  public:
   using Chain = std::vector<Ort::Session>;
 
-  // `chains` by width, parts in order; the one at 0 serves every width that has none of its own.
-  OrtGraphs(const Sizes& sizes, std::string provider, int threads, std::map<int, Chain> chains);
+  using Chains = std::map<std::pair<int, int>, Chain>;
+
+  // `chains` by width and capacity, parts in order; the one at (0, 0) serves every size that has none of its own.
+  OrtGraphs(const Sizes& sizes, std::string provider, int threads, Chains chains);
 
   // Refuse graphs whose inputs or outputs are not the contract's.
   Status check() const;
@@ -32,12 +35,12 @@ class OrtGraphs : public Graphs {
   std::vector<Ort::IoBinding> bind(Chain& chain, int width, Cache& cache, Pass& pass);
   // The contract's tensors by name, over the buffers of cache and pass.
   Tensors tensors(int width, Cache& cache, Pass& pass) const;
-  Chain& chain(int width);
+  Chain& chain(int width, int capacity);
 
   Sizes sizes_;
   std::string provider_;
   int threads_;
-  std::map<int, Chain> chains_;
+  Chains chains_;
   std::map<int, std::vector<Ort::IoBinding>> bindings_;  // by width, for the epochs below
   std::uint64_t cache_epoch_ = 0, pass_epoch_ = 0;
   Ort::MemoryInfo memory_{nullptr};

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "bundle.h"
@@ -92,18 +93,19 @@ class GraphLoader {
     // Between passes the cores belong to the host and to the other model.
     options.AddConfigEntry("session.force_spinning_stop", "1");
     options.SetLogSeverityLevel(3);
-    std::map<int, OrtGraphs::Chain> chains;
-    chains[0].emplace_back(env_, file.path.c_str(), options);
-    const int context = files_.sizes.context;
-    const int capacity = request_.whole ? context : std::min(kCacheStep, context);
-    return finish(std::move(chains), threads, capacity, plain_memory());
+    OrtGraphs::Chains chains;
+    chains[{0, 0}].emplace_back(env_, file.path.c_str(), options);
+    // Whole: as a device has it that can only grow through the capacities it has graphs of.
+    if (!request_.whole) files_.sizes.capacities.clear();
+    const int first = request_.whole ? files_.sizes.capacities.front() : std::min(kCacheStep, files_.sizes.context);
+    return finish(std::move(chains), threads, first, plain_memory());
   }
 
-  // Static graphs, one session per width and part, no node of them on the CPU.
+  // Static graphs, one session per width, capacity and part, no node of them on the CPU.
   Result<std::unique_ptr<Model>> load_htp() {
     if (Status problem = register_plugin()) return *problem;
     choose_build();
-    if (Status problem = choose_widths()) return *problem;
+    if (Status problem = choose_sizes()) return *problem;
     const GraphFile& first = files_.graphs.front();
     const int threads = use_cores();
     Ort::SessionOptions options;
@@ -112,13 +114,15 @@ class GraphLoader {
     options.AddConfigEntry("session.disable_cpu_ep_fallback", "1");
     if (first.shared) options.AddConfigEntry("ep.share_ep_contexts", "1");
     if (Status problem = append_qnn(options)) return *problem;
-    std::map<int, OrtGraphs::Chain> chains;
-    for (const GraphFile& file : files_.graphs) chains[file.width].emplace_back(env_, file.path.c_str(), options);
+    OrtGraphs::Chains chains;
+    for (const GraphFile& file : files_.graphs) {
+      chains[{file.width, file.capacity}].emplace_back(env_, file.path.c_str(), options);
+    }
     std::shared_ptr<Memory> memory = shared_or_plain(chains.begin()->second.front());
-    return finish(std::move(chains), threads, first.capacity, std::move(memory));
+    return finish(std::move(chains), threads, files_.sizes.capacities.front(), std::move(memory));
   }
 
-  Result<std::unique_ptr<Model>> finish(std::map<int, OrtGraphs::Chain> chains, int threads, int capacity,
+  Result<std::unique_ptr<Model>> finish(OrtGraphs::Chains chains, int threads, int capacity,
                                         std::shared_ptr<Memory> memory) {
     auto graphs = std::make_unique<OrtGraphs>(files_.sizes, request_.provider, threads, std::move(chains));
     if (Status problem = graphs->check()) return *problem;
@@ -162,37 +166,43 @@ class GraphLoader {
     }
   }
 
-  // Keep the graphs of the widths asked for, parts in order; all must have one capacity, which is the context then.
-  Status choose_widths() {
+  // Keep the graphs of the widths asked for, parts in order; every width must have every capacity, and the largest
+  // of these is the context then.
+  Status choose_sizes() {
     std::vector<GraphFile> kept;
-    std::map<int, int> parts;
+    std::map<std::pair<int, int>, int> parts;
+    std::set<int> widths, capacities;
     std::stable_sort(files_.graphs.begin(), files_.graphs.end(), [](const GraphFile& a, const GraphFile& b) {
-      return std::pair(a.width, a.part) < std::pair(b.width, b.part);
+      return std::tuple(a.width, a.capacity, a.part) < std::tuple(b.width, b.capacity, b.part);
     });
     const std::vector<int>& asked = request_.widths;
     for (const GraphFile& file : files_.graphs) {
-      if (file.width == 0 || file.capacity == 0 || file.capacity > files_.sizes.context ||
-          file.capacity != files_.graphs.front().capacity) {
-        return Error{"bad_graph", "an htp graph needs a fixed width and the capacity of all others",
+      if (file.width == 0 || file.capacity == 0 || file.capacity > files_.sizes.context) {
+        return Error{"bad_graph", "an htp graph needs a fixed width, and a capacity within the context",
                      "export it again"};
       }
       if (!asked.empty() && std::find(asked.begin(), asked.end(), file.width) == asked.end()) continue;
-      if (file.part != parts[file.width]++) {
+      if (file.part != parts[{file.width, file.capacity}]++) {
         return Error{"bad_graph", "the parts of an htp graph are not all there, once each", "export it again"};
       }
+      widths.insert(file.width);
+      capacities.insert(file.capacity);
       kept.push_back(file);
     }
-    std::vector<int> widths;
-    for (const auto& entry : parts) widths.push_back(entry.first);
-    const bool whole = std::all_of(kept.begin(), kept.end(),
-                                   [&](const GraphFile& file) { return parts[file.width] == file.parts; });
-    if (widths.empty() || !whole || (!asked.empty() && widths != asked)) {
+    const bool whole = std::all_of(kept.begin(), kept.end(), [&](const GraphFile& file) {
+      return parts[{file.width, file.capacity}] == file.parts;
+    });
+    if (parts.size() != widths.size() * capacities.size()) {
+      return Error{"bad_graph", "not every width has an htp graph for each capacity", "export it again"};
+    }
+    files_.sizes.widths.assign(widths.begin(), widths.end());
+    if (widths.empty() || !whole || (!asked.empty() && files_.sizes.widths != asked)) {
       return Error{"no_graph", "the bundle has not one htp graph for each width asked for", "choose widths it has"};
     }
     files_.graphs = std::move(kept);
-    files_.sizes.widths = widths;
-    files_.sizes.max_width = widths.back();
-    files_.sizes.context = files_.graphs.front().capacity;
+    files_.sizes.max_width = files_.sizes.widths.back();
+    files_.sizes.capacities.assign(capacities.begin(), capacities.end());
+    files_.sizes.context = files_.sizes.capacities.back();
     return std::nullopt;
   }
 

@@ -20,6 +20,8 @@ struct Sizes {
   int context = 0;  // cache slots C at most; positions are below it
   int max_width = 0;
   std::vector<int> widths;  // ascending; empty where any width up to max_width runs
+  // Sizes the cache may have, ascending, the last one `context`; empty where it grows in steps of its own.
+  std::vector<int> capacities;
   float mask_value = 0;     // added where a column is not visible
   Rope rope;
   Rope local_rope;  // of layers with a window, where it differs; empty otherwise

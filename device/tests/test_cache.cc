@@ -110,6 +110,20 @@ void growth_in_steps_and_back() {
   CHECK(cache.capacity() == 256 && cache.keys(1)[5 * 256 + 255] == 0);
 }
 
+void growth_through_capacities() {
+  Sizes s = sizes();
+  s.capacities = {40, 100, 700};
+  Cache cache(s, plain_memory(), 40);
+  cache.keys(1)[5 * 40 + 39] = 3;
+  CHECK(!cache.grow(40) && cache.capacity() == 40);
+  CHECK(!cache.grow(41) && cache.capacity() == 100 && cache.keys(1)[5 * 100 + 39] == 3);
+  CHECK(!cache.grow(101) && cache.capacity() == 700 && cache.keys(1)[5 * 700 + 39] == 3);
+  const Status beyond = cache.grow(701);
+  CHECK(beyond && beyond->code == "out_of_range");
+  cache.reset(40);
+  CHECK(cache.capacity() == 40);
+}
+
 void save_and_restore() {
   const Sizes s = sizes();
   Cache cache(s, plain_memory(), 256), other(s, plain_memory(), 512);
@@ -128,6 +142,7 @@ void save_and_restore() {
 int main() {
   random_stores_and_moves();
   growth_in_steps_and_back();
+  growth_through_capacities();
   save_and_restore();
   return REPORT();
 }

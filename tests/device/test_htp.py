@@ -23,12 +23,13 @@ from hexgraft.export.writer import ExportOptions
 from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.cpu_session import CpuSession
 from hexgraft.host.decode import DecodeOptions, Decoder, Round
+from hexgraft.host.drafters.lookup import Lookup
 from hexgraft.host.drafters.registry import make_drafter
 from hexgraft.host.htp.session import HtpSession
 from hexgraft.host.runner.local import LocalRunner
 from hexgraft.host.runner.session import RunnerSession
 from hexgraft.host.runner.wire import RunnerError
-from hexgraft.host.session import Session, tree_visibility
+from hexgraft.host.session import Session, causal, tree_visibility
 from hexgraft.models.checkpoint import open_checkpoint
 from hexgraft.models.errors import BundleError, DecodeError
 
@@ -37,7 +38,9 @@ CAPACITY = 128
 WIDTHS = (1, 8, 16)
 
 
-def export(folder: Path, precision: str, *, part_mb: int = 512, **sizes: Any) -> Bundle:
+def export(
+    folder: Path, precision: str, *, part_mb: int = 512, capacities: tuple[int, ...] = (), **sizes: Any
+) -> Bundle:
     """A tiny target compiled for the emulator; no binaries for phones would be loadable here."""
     write_pair(folder, noise=None, options=ExportOptions(WIDTHS, CAPACITY), **sizes)
     plan = HtpOptions(find_socs(("SM8650",)), make_precision(precision), parity_rows=0)
@@ -46,7 +49,7 @@ def export(folder: Path, precision: str, *, part_mb: int = 512, **sizes: Any) ->
         folder / "npu",
         draft=None,
         options=ExportOptions(WIDTHS, CAPACITY),
-        htp=dataclasses.replace(plan, part_bytes=part_mb << 20),
+        htp=dataclasses.replace(plan, part_bytes=part_mb << 20, capacities=capacities),
         report=lambda step: None,
         say=lambda words: None,
     )
@@ -131,6 +134,50 @@ def test_parts_run_one_after_the_other(tmp_path: Path, runner: LocalRunner) -> N
     (bundle.path / "bundle.json").write_text(json.dumps(manifest))
     with pytest.raises(BundleError, match="parts of an htp graph are not all there"):
         RunnerSession(runner.connection, str(bundle.path), provider="htp")
+
+
+def test_the_cache_grows_from_one_capacity_to_the_next(tmp_path: Path, runner: LocalRunner) -> None:
+    """Plain decoding and trees over 20 + 80 tokens, through 32, 64 and 128 slots, as the session in Python;
+    and on the CPU through the same capacities."""
+    bundle = export(tmp_path, "fp16", capacities=(32, 64, CAPACITY))
+    place, connection = str(bundle.path), runner.connection
+    remote = RunnerSession(connection, place, provider="htp")
+    assert remote.spec.capacity == CAPACITY
+    pairs: list[tuple[CpuSession, RunnerSession]] = [(HtpSession(bundle), remote)]
+    cpu = RunnerSession(connection, place, widths=WIDTHS, whole=True)
+    pairs.append((CpuSession(bundle, widths=WIDTHS, whole=True), cpu))
+    for ours, theirs in pairs:
+        texts: list[list[int]] = []
+        for session in (ours, theirs):
+            decoder = Decoder(session, Lookup(), DecodeOptions(max_tokens=80, tree_size=8))
+            decoder.begin([40, 51, 7, 40, 51] * 4)
+            texts.append([token for current in decoder.rounds() for token in current.tokens])
+        assert texts[0] == texts[1]
+        assert len(texts[0]) == 80
+        assert theirs.stats()["models"][theirs.name]["capacity"] == CAPACITY
+        theirs.reset()
+        theirs.forward([1], [0], causal(0, 1))
+        assert theirs.stats()["models"][theirs.name]["capacity"] == 32
+        ours.close()
+        theirs.close()
+
+
+def test_a_capacity_without_a_graph_is_refused(
+    htp_bundle: Bundle, runner: LocalRunner, tmp_path: Path
+) -> None:
+    place = tmp_path / "bundle"
+    shutil.copytree(htp_bundle.path, place)
+    manifest = json.loads((place / "bundle.json").read_text())
+    model = manifest["target"]
+    model["capacities"] = [64, CAPACITY]
+    model["graphs"][-1]["capacity"] = 64
+    (place / "bundle.json").write_text(json.dumps(manifest))
+    with pytest.raises(BundleError, match="not every width has an htp graph for each capacity"):
+        RunnerSession(runner.connection, str(place), provider="htp")
+    model["capacities"] = [CAPACITY, 64]
+    (place / "bundle.json").write_text(json.dumps(manifest))
+    with pytest.raises(BundleError, match="capacities are not ascending numbers up to the context"):
+        RunnerSession(runner.connection, str(place), provider="htp")
 
 
 def test_widths_and_builds_can_be_chosen(htp_bundle: Bundle, runner: LocalRunner) -> None:
