@@ -3,11 +3,11 @@ them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import onnx
 
@@ -106,6 +106,25 @@ class Build:
         return self.widths if self.htp.host_widths is None else self.htp.host_widths
 
 
+class Compiler(Protocol):
+    """A place other than this machine that makes binaries. With `dry` set it only notes what it would do."""
+
+    dry: bool
+
+    @property
+    def identity(self) -> Any:
+        """What its binaries depend on beside the graphs, as JSON values."""
+
+    def prepare(self, build: Build, jobs: Sequence[Job]) -> None:
+        """Hear of all binaries that are to be made before the first is asked for."""
+
+    def compile(self, build: Build, job: Job) -> dict[str, str]:
+        """Put a binary and its wrappers where `compile_binary` would have; {"qairt": its release}."""
+
+    def keep(self, build: Build, job: Job) -> None:
+        """Note what the bundle tells of a finished binary."""
+
+
 def build_graphs(build: Build, ranges: Ranges | None, progress: Callable[[int], None]) -> None:
     """Write the static graphs of all sizes and parts, and the quantised weights they share."""
     network, precision = build.network, build.variant.precision
@@ -130,8 +149,13 @@ def choose_mask(ranges: Ranges) -> float:
     return -float(max(50.0, round(high - low + _MASK_MARGIN)))
 
 
-def compile_variant(build: Build, stages: Stages, key: Any, make: Callable[[], None]) -> list[GraphEntry]:
-    """Compile every binary of a variant, those that an earlier run finished excepted; the graphs' entries."""
+def compile_variant(
+    build: Build, stages: Stages, key: Any, make: Callable[[], None], compiler: Compiler | None = None
+) -> list[GraphEntry]:
+    """Compile every binary of a variant, those that an earlier run finished excepted; the graphs' entries.
+
+    `compiler` does it elsewhere; a dry one leaves no entries.
+    """
     role, tag = build.role, build.variant.tag
     shape = [key, build.widths, build.capacities, build.cuts, build.mask]
     files = [build.work_file(*size, part) for size in build.sizes for part in range(build.parts)]
@@ -141,11 +165,24 @@ def compile_variant(build: Build, stages: Stages, key: Any, make: Callable[[], N
             f"({', '.join(map(str, build.capacities))} slots), {len(list(build.sizes))} graphs"
         )
     stages.run(f"{role} graphs {tag}", shape, make, lambda _: all(file.is_file() for file in files))
-    entries: list[GraphEntry] = []
+    work = compiler.compile if compiler else _compile
+    where = [] if compiler is None else [compiler.identity]
+    planned = []
     for job in build.jobs():
         name = f"{role} {job.soc.name} {tag} {'emulator ' if job.host else ''}{job.name}"
-        what = [shape, job.graphs, build.htp.vtcm_mb]
-        result = stages.run(name, what, partial(_compile, build, job), partial(_present, build, job))
+        planned.append((job, name, [shape, job.graphs, build.htp.vtcm_mb, *where]))
+    if compiler is not None:
+        done = {
+            name: stages.finished(name, what, partial(_present, build, job)) for job, name, what in planned
+        }
+        compiler.prepare(build, [job for job, name, _ in planned if not done[name]])
+        if compiler.dry:
+            return []
+    entries: list[GraphEntry] = []
+    for job, name, what in planned:
+        result = stages.run(name, what, partial(work, build, job), partial(_present, build, job))
+        if compiler is not None:
+            compiler.keep(build, job)
         entries += _entries(build, job, result["qairt"])
     return entries
 
@@ -196,4 +233,4 @@ def _entries(build: Build, job: Job, qairt: str) -> Iterator[GraphEntry]:
                 yield GraphEntry(file, provider, precision, width, capacity, htp)
 
 
-__all__ = ["FLOAT", "Build", "Job", "build_graphs", "choose_mask", "compile_variant"]
+__all__ = ["FLOAT", "Build", "Compiler", "Job", "build_graphs", "choose_mask", "compile_variant"]

@@ -8,9 +8,9 @@ import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from hexgraft.export.htp.build import Build, build_graphs, choose_mask, compile_variant
+from hexgraft.export.htp.build import Build, Compiler, build_graphs, choose_mask, compile_variant
 from hexgraft.export.htp.calibrate import LEAST_TOKENS, calibrate
 from hexgraft.export.htp.gate import gate
 from hexgraft.export.htp.network import Network
@@ -49,28 +49,48 @@ def export_htp(
     htp: HtpOptions,
     report: Report,
     say: Say,
+    compiler: Callable[[Path], Elsewhere] | None = None,
 ) -> None:
     """Write a bundle of `target` (and `draft`) with graphs for every chip of `htp` at `output`.
 
-    `say` hears what is being done, and which stages an earlier run had finished. Raises ExportError or
-    UsageError; what was finished by then is kept beside `output` for the next run.
+    `say` hears what is being done, and which stages an earlier run had finished. `compiler` gives what makes
+    the binaries in place of this machine, from the folder its notes go to; a dry one leaves no bundle.
+    Raises ExportError or UsageError; what was finished by then is kept beside `output` for the next run.
     """
-    require_qnn("--target htp")
+    if compiler is None or (htp.host_widths != () and htp.parity_rows):
+        require_qnn("--target htp" if compiler is None else "the parity gate")
     htp.check(options.widths)
     with unfinished_folder(output) as folder:
         stages = Stages(folder, lambda name: say(f"{name}: finished by an earlier run"))
-        _Export(folder, stages, options, htp, report, say).run(target, draft)
+        elsewhere = compiler(folder) if compiler else None
+        _Export(folder, stages, options, htp, report, say, elsewhere).run(target, draft)
+        if elsewhere is not None and elsewhere.dry:
+            return
         (folder / "bundle").rename(output)
         (folder / STATE).unlink()
     shutil.rmtree(folder, ignore_errors=True)
 
 
+class Elsewhere(Compiler, Protocol):
+    """A compiler that also tells the bundle where its binaries were made."""
+
+    def write_records(self, bundle: Path) -> list[str]:
+        """Write what it noted into the bundle; the names of the files."""
+
+
 class _Export:
     def __init__(
-        self, folder: Path, stages: Stages, options: ExportOptions, htp: HtpOptions, report: Report, say: Say
+        self,
+        folder: Path,
+        stages: Stages,
+        options: ExportOptions,
+        htp: HtpOptions,
+        report: Report,
+        say: Say,
+        compiler: Elsewhere | None,
     ) -> None:
         self.folder, self.stages, self.options, self.htp = folder, stages, options, htp
-        self.report, self.say = report, say
+        self.report, self.say, self.compiler = report, say, compiler
         self.path = folder / "bundle"
 
     def run(self, target: Checkpoint, draft: Checkpoint | None) -> None:
@@ -82,7 +102,8 @@ class _Export:
         for role in ("target", "draft") if draft else ("target",):
             entries[role], found = self._model(bundle, role, key)
             parity |= found
-        self._seal(bundle, entries, parity)
+        if self.compiler is None or not self.compiler.dry:
+            self._seal(bundle, entries, parity)
 
     def _seal(
         self, bundle: Bundle, entries: dict[str, list[GraphEntry]], parity: dict[str, dict[str, float]]
@@ -101,6 +122,8 @@ class _Export:
             model.graphs = [graph for graph in model.graphs if graph.provider == "cpu"] + graphs
         manifest.parity = parity
         files = {file for graphs in entries.values() for graph in graphs for file in _files(graph)}
+        if self.compiler is not None:
+            files |= set(self.compiler.write_records(self.path))
         manifest.files |= hash_files(self.path, sorted(self.path / file for file in files), self.report)
         write_manifest(manifest, self.path)
 
@@ -118,14 +141,15 @@ class _Export:
             build = Build(bundle, role, variant, self.htp, self.options.widths, self.say)
             if variant.precision.integer:
                 build.mask = choose_mask(load_ranges(self._ranges_file(role)))
-            found = compile_variant(
-                build, self.stages, [made_of, qairt_version()], partial(self._graphs, build)
-            )
+            where = self.compiler.identity if self.compiler else qairt_version()
+            graphs_of = [made_of] if self.compiler else [made_of, where]
+            make = partial(self._graphs, build)
+            found = compile_variant(build, self.stages, graphs_of, make, self.compiler)
             graphs += found
             simulated = [graph for graph in found if graph.provider == "htp-sim"]
             if simulated and self.htp.parity_rows:
                 text = self._text(bundle, "parity", self.htp.parity_text)
-                what = [made_of, [graph.file for graph in simulated], text, self.htp.parity_rows]
+                what = [made_of, where, [graph.file for graph in simulated], text, self.htp.parity_rows]
                 name = f"{role} parity {variant.tag}"
                 parity |= self.stages.run(name, what, partial(gate, build, found, text))
         return graphs, parity

@@ -42,18 +42,23 @@ class Stages:
     ) -> Any:
         """What `work` returned, now or when the stage was finished; JSON values only. `whole` tells whether
         the files a finished stage left are still there."""
-        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
-        known = self._done.get(name)
-        if known is not None and known["key"] == digest and (whole is None or whole(known["result"])):
+        if self.finished(name, key, whole):
             if name not in self._here:
                 self._told(name)
-            return known["result"]
+            return self._done[name]["result"]
         self._forget(name)
         result = work()
         self._here.add(name)
-        self._done[name] = {"key": digest, "result": result}
+        self._done[name] = {"key": _digest(key), "result": result}
         self._save()
         return result
+
+    def finished(self, name: str, key: Any, whole: Callable[[Any], bool] | None = None) -> bool:
+        """Whether `run` would have nothing to do."""
+        known = self._done.get(name)
+        return (
+            known is not None and known["key"] == _digest(key) and (whole is None or whole(known["result"]))
+        )
 
     def _forget(self, name: str) -> None:
         if self._done.pop(name, None) is not None:
@@ -66,6 +71,10 @@ class Stages:
             stream.flush()
             os.fsync(stream.fileno())
         fresh.replace(self._path)
+
+
+def _digest(key: Any) -> str:
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from hexgraft.export.writer import DEFAULT_CONTEXT, DEFAULT_WIDTHS, ExportOption
 from hexgraft.host.bundle import open_bundle
 from hexgraft.host.cli.console import bytes_progress, print_json, say
 from hexgraft.host.cli.htp_options import htp_options, take_htp
+from hexgraft.host.cli.hub_options import hub_options, take_hub
 from hexgraft.models.checkpoint import open_checkpoint
 from hexgraft.models.errors import UsageError
 
@@ -64,6 +65,7 @@ def parse_capacities(text: str | None) -> tuple[int, ...]:
     "With --target htp several, between which the cache grows: 512,2048,8192.",
 )
 @htp_options
+@hub_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def export(
     checkpoint: Path,
@@ -84,7 +86,9 @@ def export(
       hexgraft export SmolLM2-135M-Instruct.Q4_1.gguf -o smollm2
       hexgraft export Qwen/Qwen2.5-3B -o pair --draft Qwen/Qwen2.5-0.5B --context 4096
       hexgraft export SmolLM2-135M-Instruct.Q4_1.gguf -o phone --target htp --soc SM8650 --precision w8a16
+      hexgraft export SmolLM2-135M-Instruct.Q4_1.gguf -o phone --via aihub --device "Samsung Galaxy S24"
     """
+    hub = take_hub(chosen)
     htp = take_htp(chosen)
     rows = parse_widths(widths)
     start = time.monotonic()
@@ -107,7 +111,19 @@ def export(
         if htp is None:
             export_bundle(target, output, draft=drafting, options=options, report=report)
         else:
-            export_htp(target, output, draft=drafting, options=options, htp=htp, report=report, say=say)
+            export_htp(
+                target,
+                output,
+                draft=drafting,
+                options=options,
+                htp=htp,
+                report=report,
+                say=say,
+                compiler=hub.compiler if hub else None,
+            )
+    if hub is not None and hub.dry:
+        hub.show(as_json)
+        return
     for one in (target, drafting) if drafting else (target,):
         for note in one.notes:
             say(f"note: {one.name}: {note}")

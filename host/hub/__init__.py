@@ -1,0 +1,1 @@
+"""Qualcomm AI Hub through its own client: compiling, linking and running on hosted devices."""

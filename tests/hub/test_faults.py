@@ -1,0 +1,356 @@
+"""Everything that goes wrong at AI Hub or on the way there: words, exit codes, nothing paid for twice, the
+token nowhere."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from command import error_of, hexgraft, spawn
+from hub_service import SIGNATURE, TOKEN, Fault, HubServer, error_of_last
+from qai_hub.util import session as client_session
+from tiny import write_tiny_hf
+
+from hexgraft.host.bundle import open_bundle
+from hexgraft.host.hub.book import BOOK, JobBook
+from hexgraft.host.hub.errors import HubError, redact
+from hexgraft.models.errors import CONNECTION_LOST, INTERRUPTED
+
+AGAIN = "run the same command again later: it takes up its jobs where they are, none is paid for twice"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_hf(tmp_path_factory.mktemp("tiny") / "target")
+
+
+@pytest.fixture
+def export(checkpoint: Path, tmp_path: Path) -> tuple[str | Path, ...]:
+    """A small export: two compile jobs and a link job."""
+    place = ("export", checkpoint, "-o", tmp_path / "b", "--widths", "1,8", "--context", "64")
+    return (*place, "--via", "aihub", "--soc", "SM8650")
+
+
+def kinds(server: HubServer) -> dict[str, int]:
+    """Jobs submitted and models uploaded so far."""
+    jobs = {kind: len(server.of_kind(f"{kind}_job")) for kind in ("compile", "link")}
+    return {**jobs, "upload": sum(line == "POST /api/v1/models/" for line in server.seen)}
+
+
+ONCE = {"compile": 2, "link": 1, "upload": 2}
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+# ----------------------------------------------------------------- refused
+
+
+def test_a_wrong_token(account: HubServer, export: tuple[str, ...], tmp_path: Path) -> None:
+    ini = tmp_path / "client.ini"
+    ini.write_text(ini.read_text(encoding="utf-8").replace(TOKEN, "a" * 40), encoding="utf-8")
+    result = hexgraft(*export)
+    message, hint = error_of(result)
+    assert result.exit_code == 1
+    assert message == "AI Hub does not take the token while listing devices"
+    assert "qai-hub configure --api_token TOKEN" in hint
+    assert "a" * 40 not in result.output
+
+
+def test_what_the_account_may_not_do(account: HubServer, export: tuple[str, ...]) -> None:
+    """The answer quotes the token, as careless servers do."""
+    detail = f'{{"detail": "Header token {TOKEN} may not use this project."}}'
+    account.faults.append(Fault("POST /api/v1/jobs/", 1, 403, detail))
+    message, hint = error_of_last(hexgraft(*export))
+    assert message == (
+        "AI Hub does not allow submitting hexgraft target_ar1_cl65 sm8650 fp16 "
+        f"{account_key(account)}: Header token [token] may not use this project"
+    )
+    assert "hexgraft hub login-check" in hint
+
+
+def account_key(server: HubServer) -> str:
+    book = next(server.folder.parent.glob(".b.unfinished"))
+    jobs = JobBook(book, server.config.api_url).jobs
+    return next(iter(jobs))[:12]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "words", "code"),
+    [
+        (429, '{"detail": "Compile quota of 10 jobs a day is used up."}', "quota or rate limit stops", 1),
+        (500, "", "AI Hub failed with status 500", CONNECTION_LOST),
+        (503, "", "AI Hub failed with status 503", CONNECTION_LOST),
+        (426, "", "no longer takes this client", 1),
+        (413, "", "finds it too large", 1),
+        (400, '{"detail": "Unknown option --frobnicate."}', "Unknown option --frobnicate", 1),
+    ],
+)
+def test_a_refusal_that_lasts(
+    status: int, body: str, words: str, code: int, account: HubServer, export: tuple[str, ...], tmp_path: Path
+) -> None:
+    account.faults.append(Fault("POST /api/v1/jobs/", 10_000, status, body))
+    result = hexgraft(*export)
+    message, hint = error_of_last(result)
+    assert result.exit_code == code
+    assert words in message
+    assert hint
+    assert account.jobs == {}
+    assert not (tmp_path / "b").exists()
+    if code == CONNECTION_LOST or status == 429:
+        assert hint == AGAIN
+    account.faults.clear()
+    assert hexgraft(*export).exit_code == 0
+    assert kinds(account) == ONCE
+
+
+@pytest.mark.parametrize(
+    "match",
+    [
+        "GET /api/v1/devices",
+        "POST /api/v1/models/$",
+        "PUT /upload",
+        "POST /api/v1/jobs",
+        "GET /api/v1/jobs",
+        "GET /download",
+    ],
+)
+@pytest.mark.parametrize("status", [429, 500])
+def test_a_refusal_that_passes(
+    match: str, status: int, account: HubServer, export: tuple[str, ...], tmp_path: Path
+) -> None:
+    account.faults.append(Fault(match, 9, status))
+    result = hexgraft(*export)
+    assert result.exit_code == 0, result.stderr
+    assert account.faults[0].times == 0
+    assert [kinds(account)[kind] for kind in ("compile", "link")] == [2, 1]
+    open_bundle(tmp_path / "b").verify()
+
+
+def test_no_answer(
+    account: HubServer, export: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client's own wait for an answer, shortened from 28 s."""
+    monkeypatch.setattr(client_session.create_session, "__defaults__", (True, 0.2, "library"))
+    monkeypatch.setattr(client_session, "MAX_RETRIES", 1)
+    account.faults.append(Fault("GET /api/v1/devices", 10_000, hang=0.6))
+    result = hexgraft(*export)
+    message, hint = error_of(result)
+    assert result.exit_code == CONNECTION_LOST
+    assert message == "the connection to AI Hub was lost while listing devices"
+    assert hint == AGAIN
+
+
+def test_nobody_there(account: HubServer, export: tuple[str, ...]) -> None:
+    account.close()
+    message, _ = error_of(hexgraft(*export))
+    assert message == "the connection to AI Hub was lost while listing devices"
+
+
+# ----------------------------------------------------------------- jobs
+
+
+def test_a_failed_job_and_its_reason(account: HubServer, export: tuple[str, ...], tmp_path: Path) -> None:
+    account.fail_jobs["target_ar8"] = f"Node MatMul_7 has no kernel; see {account.address('log')}"
+    message, hint = error_of_last(hexgraft(*export))
+    assert message == (
+        "the compile job of target_ar8_cl72 sm8650 fp16 failed on Samsung Galaxy S24: Node MatMul_7 has no "
+        f"kernel; see http://127.0.0.1:{account.storage.server_port}/log"
+    )
+    (failed,) = [job for job in account.of_kind("compile_job") if job.failure_reason]
+    assert hint == f"its log is at {account.config.web_url}/jobs/{failed.compile_job_id}/"
+    assert not (tmp_path / "b").exists()
+    account.fail_jobs.clear()
+    done = hexgraft(*export)
+    assert done.exit_code == 0, done.stderr
+    assert f"job {failed.compile_job_id} of an earlier run failed, submitting it again" in done.stderr
+    assert kinds(account) == {"compile": 3, "link": 1, "upload": 2}
+
+
+def test_a_real_reason(account: HubServer, tmp_path: Path) -> None:
+    """The compiler's own, met by the service: an operator that the NPU does not have."""
+    checkpoint = write_tiny_hf(tmp_path / "tiny")
+    place = ("export", checkpoint, "-o", tmp_path / "b", "--widths", "1", "--context", "32")
+    account.workshop.spoil = True
+    message, _ = error_of_last(hexgraft(*place, "--via", "aihub", "--soc", "SM8650"))
+    assert "the link job of target_ar1_cl33 sm8650 fp16 failed on Samsung Galaxy S24" in message
+    assert "the NPU refuses the operator" in message
+
+
+def test_a_lost_download(account: HubServer, export: tuple[str, ...], tmp_path: Path) -> None:
+    """Cut off half way, once and for good; the next run downloads and does nothing else."""
+    account.faults.append(Fault("GET /download", 10_000, lose=True))
+    result = hexgraft(*export)
+    message, hint = error_of_last(result)
+    assert result.exit_code == CONNECTION_LOST
+    assert message == "the connection to AI Hub was lost while downloading target.bin"
+    assert hint == AGAIN
+    assert list((tmp_path / ".b.unfinished").rglob("*.bin")) == []
+    account.faults[:] = [Fault("GET /download", 1, lose=True)]
+    done = hexgraft(*export)
+    assert done.exit_code == 0, done.stderr
+    assert kinds(account) == ONCE
+    open_bundle(tmp_path / "b").verify()
+
+
+def test_an_answer_that_was_lost_makes_no_second_job(
+    account: HubServer, export: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job was created, the answer cut off; by its name it is found again. (Had the client retries of its
+    own left, it would submit again by itself.)"""
+    monkeypatch.setattr(client_session, "MAX_RETRIES", 0)
+    account.faults.append(Fault("POST /api/v1/jobs/", 1, lose=True))
+    done = hexgraft(*export)
+    assert done.exit_code == 0, done.stderr
+    assert kinds(account) == ONCE
+
+
+def test_killed_between_submission_and_answer(account: HubServer, export: tuple[str, ...]) -> None:
+    account.faults.append(Fault("POST /api/v1/jobs/", 1, stall=30))
+    with spawn(*export) as process:
+        until(lambda: bool(account.jobs) or process.poll() is not None)
+        process.kill()
+        process.wait()
+    (first,) = account.jobs
+    done = hexgraft(*export)
+    assert done.exit_code == 0, done.stderr
+    assert f"compile job {first} of an earlier run" in done.stderr
+    assert kinds(account) == ONCE
+
+
+def test_interrupted_while_waiting(account: HubServer, export: tuple[str, ...], tmp_path: Path) -> None:
+    account.open.clear()
+    with spawn(*export) as process:
+        until(lambda: len(account.jobs) == 2 or process.poll() is not None)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=60)
+    assert process.returncode == INTERRUPTED, errors
+    assert out == b""
+    account.open.set()
+    done = hexgraft(*export)
+    assert done.exit_code == 0, done.stderr
+    assert done.stderr.count("of an earlier run") == 2
+    assert "uploading" not in done.stderr
+    assert kinds(account) == ONCE
+
+
+def test_what_the_service_has_lost_is_made_again(
+    account: HubServer, export: tuple[str, ...], tmp_path: Path
+) -> None:
+    account.fail_jobs["^hexgraft target sm8650"] = "out of memory"
+    assert hexgraft(*export).exit_code == 1
+    account.fail_jobs.clear()
+    job = account.of_kind("compile_job")[0]
+    account.forget = {job.compile_job_id, job.model.model_id}
+    done = hexgraft(*export)
+    assert done.exit_code == 0, done.stderr
+    assert f"AI Hub does not know job {job.compile_job_id} any more" in done.stderr
+    assert f"AI Hub has lost model {job.model.model_id}, uploading it again" in done.stderr
+    assert kinds(account) == {"compile": 3, "link": 2, "upload": 3}
+
+
+def test_a_changed_model_is_another_upload(account: HubServer, tmp_path: Path) -> None:
+    account.fail_jobs["^hexgraft target sm8650"] = "out of memory"
+    for seed in (0, 0, 1):
+        checkpoint = write_tiny_hf(tmp_path / "tiny", seed=seed)
+        place = ("export", checkpoint, "-o", tmp_path / "b", "--widths", "1,8", "--context", "64")
+        assert hexgraft(*place, "--via", "aihub", "--soc", "SM8650").exit_code == 1
+    assert kinds(account) == {"compile": 4, "link": 3, "upload": 4}
+
+
+def test_a_damaged_book_is_named(account: HubServer, export: tuple[str, ...], tmp_path: Path) -> None:
+    account.fail_jobs["target_ar8"] = "no"
+    assert hexgraft(*export).exit_code == 1
+    (tmp_path / ".b.unfinished" / BOOK).write_text("{", encoding="utf-8")
+    message, hint = error_of(hexgraft(*export))
+    assert "is not a job book" in message
+    assert "remove it" in hint
+
+
+# ----------------------------------------------------------------- secrets
+
+
+def test_the_token_is_nowhere(
+    account: HubServer, export: tuple[str, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither in what is said, in logs at their most talkative, nor in any file that is left."""
+    caplog.set_level(logging.DEBUG)
+    said = ""
+    echo = f'{{"detail": "token {TOKEN} is bad, {account.address("x")}"}}'
+    for fault in (
+        Fault("PUT", 40, 403, echo),
+        Fault("POST .*jobs", 1, 400, echo),
+        Fault("download", 99, lose=True),
+    ):
+        account.faults[:] = [fault]
+        result = hexgraft(*export, "--json")
+        assert result.exit_code
+        said += result.output
+    account.faults.clear()
+    done = hexgraft(*export)
+    assert done.exit_code == 0, done.stderr
+    said += done.output + caplog.text
+    assert "Uploading asset to" in said
+    for secret in (TOKEN, SIGNATURE):
+        assert secret not in said
+        for file in tmp_path.rglob("*"):
+            inside = file.is_file() and file.name != "client.ini" and "stand-in" not in file.parts
+            assert not (inside and secret.encode() in file.read_bytes()), file
+
+
+def test_a_configuration_that_is_none_quotes_nothing(
+    account: HubServer, export: tuple[str, ...], tmp_path: Path
+) -> None:
+    for text in (f"api_token = {TOKEN}\n", "[api]\napi_url = x\n", f"[api]\n{TOKEN}\n"):
+        (tmp_path / "client.ini").write_text(text, encoding="utf-8")
+        result = hexgraft(*export)
+        message, hint = error_of(result)
+        assert message == f"{tmp_path / 'client.ini'} is not a configuration of AI Hub's client"
+        assert "qai-hub configure" in hint
+        assert TOKEN not in result.output
+    (tmp_path / "client.ini").write_text("[api]\napi_url=x\nweb_url=x\napi_token=\n", encoding="utf-8")
+    assert "there is no AI Hub token in" in error_of(hexgraft(*export))[0]
+
+
+def test_redacting() -> None:
+    assert redact(f"a {TOKEN} b", TOKEN) == "a [token] b"
+    assert redact("see https://x.y/z?X-Amz-Signature=1&b=2 now", "") == "see https://x.y/z now"
+    assert redact('"PUT /a/b?X-Signature=12 HTTP/1.1"', "") == '"PUT /a/b?[signed] HTTP/1.1"'
+    assert redact("why?", "") == "why?"
+
+
+def test_errors_have_no_past(account: HubServer, export: tuple[str, ...]) -> None:
+    """Nothing of the client's is chained to ours, where a traceback would show it."""
+    from hexgraft.host.hub.service import open_service
+
+    account.faults.append(Fault("devices", 1, 403, TOKEN))
+    with pytest.raises(HubError) as caught:
+        open_service().devices()
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None
+
+
+# ----------------------------------------------------------------- the guard
+
+
+def test_the_guard_lets_nothing_out(nothing_leaves: list[str]) -> None:
+    import socket
+
+    for attempt in (
+        lambda: socket.create_connection(("192.0.2.1", 443), 0.1),
+        lambda: socket.create_connection(("workbench.example", 443), 0.1),
+        lambda: socket.socket().connect(("192.0.2.1", 443)),
+    ):
+        with pytest.raises(Exception, match=r"192\.0\.2\.1|workbench"):
+            attempt()
+    assert nothing_leaves == ["192.0.2.1", "workbench.example", "('192.0.2.1', 443)"]
+    nothing_leaves.clear()
