@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hexgraft.export.cpu.graph import PACKED, packed_size
 from hexgraft.export.htp.precision import BITS, FLOAT, PRECISIONS, Precision, make_precision
 from hexgraft.models.config import ModelConfig
 from hexgraft.models.decoder import build_decoder
@@ -28,7 +29,7 @@ class Estimate:
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """`parameters` of the checkpoint, `cache` bytes of keys and values at `context` slots, `exporting` the
-    peak memory of a CPU export, and one estimate for each precision, the CPU's fp32 first."""
+    peak memory of a CPU export, and one estimate for each precision, the CPU's first."""
 
     parameters: int
     context: int
@@ -45,6 +46,7 @@ def estimate(config: ModelConfig, context: int, width: int = 32) -> Sizes:
     logits = 4 * width * config.vocab
     largest = max(weight.nbytes for weight in graph.weights if weight.transposed)
     sizes = [("fp32", graph.weights_size)]
+    sizes += [(name, size) for name in PACKED if (size := packed_size(graph, name))]
     sizes += [(name, _stored(graph, config, make_precision(name))) for name in PRECISIONS]
     return Sizes(
         parameters=sum(weight.nbytes for weight in graph.weights) // 4,

@@ -19,6 +19,8 @@ from shlex import quote
 import msgspec
 import onnx
 
+from hexgraft.export.cpu.graph import PackedGraph, pack
+from hexgraft.export.cpu.weights import write_packed
 from hexgraft.export.head import FOLDER, HEAD_GRAPH, HEAD_WEIGHTS, head_graph, write_head_entry
 from hexgraft.export.resume import Finished, export_identity
 from hexgraft.export.weights import Tensors, write_weights
@@ -58,6 +60,8 @@ class ExportOptions:
     widths: tuple[int, ...] = DEFAULT_WIDTHS
     context: int = DEFAULT_CONTEXT
     features: tuple[int, ...] = ()
+    precision: str = "fp32"
+    """Of the CPU's graphs: one of `export.cpu.graph.PRECISIONS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,11 @@ def export_bundle(
     """
     _check(target, options)
     if isinstance(draft, HeadCheckpoint):
+        if options.precision != "fp32":
+            raise ExportError(
+                f"a draft head uses the target's embedding as it lies, in fp32, not {options.precision}",
+                "leave out --cpu-precision, or give a draft model instead of a head",
+            )
         options = replace(options, features=draft.config.features)
     elif draft is not None:
         draft = fit_draft(target, draft)
@@ -158,7 +167,10 @@ class _Writer:
     def _graph(self, role: str, checkpoint: Checkpoint) -> tuple[Graph, ModelConfig]:
         config = checkpoint.config.within(self.options.context)
         features = self.options.features if role == "target" else ()
-        return build_decoder(config, WEIGHTS, name=role, features=features), config
+        graph = build_decoder(config, WEIGHTS, name=role, features=features)
+        if self.options.precision != "fp32":
+            graph = pack(graph, checkpoint, self.options.precision)
+        return graph, config
 
     def _write(self, role: str, graph: Graph, source: Tensors, weights: str, file: str) -> None:
         total, done = sum(weight.nbytes for weight in graph.weights), 0
@@ -171,7 +183,8 @@ class _Writer:
         path, mark = self.folder / weights, functools.partial(self.finished.mark, role)
         whole = path.is_file() and path.stat().st_size == graph.weights_size
         kept = self.finished.counts.get(role, 0) if whole else 0
-        self.digests[weights] = write_weights(graph, source, path, progress, kept, mark)
+        write = write_packed if isinstance(graph, PackedGraph) else write_weights
+        self.digests[weights] = write(graph, source, path, progress, kept, mark)
         onnx.save(graph.proto, self.folder / file)
 
 
@@ -198,7 +211,7 @@ def _model_entry(
         kv_dtype="float32",
         kv_layout=KV_LAYOUT,
         mask_value=MASK_VALUE,
-        graphs=[GraphEntry(file, "cpu", "fp32")],
+        graphs=[GraphEntry(file, "cpu", options.precision)],
         parameters=sum(weight.nbytes for weight in graph.weights) // 4,
         window=config.window,
         local_rope=rope_entry(config.local_rope) if config.local_rope is not None else None,

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -16,6 +17,7 @@ from hexgraft.models.blocks import require_finite, row_ranges
 from hexgraft.models.checkpoint import TokenizerFiles
 from hexgraft.models.config import ModelConfig, tensor_shapes
 from hexgraft.models.errors import CheckpointError
+from hexgraft.models.gguf_blocks import BITS, Blocks, read_blocks
 from hexgraft.models.gguf_config import config_from_gguf
 from hexgraft.models.gguf_file import GgufTensor, open_gguf
 from hexgraft.models.gguf_names import gguf_sources
@@ -23,6 +25,8 @@ from hexgraft.models.gguf_rope import FACTORS
 from hexgraft.models.gguf_tokenizer import tokenizer_from_gguf
 from hexgraft.models.hf_names import file_shapes
 from hexgraft.models.partial_rope import ROTATED, spread_heads
+
+_Number = TypeVar("_Number", np.float32, np.uint8)
 
 _INTERLEAVED = ("llama", "granite", "smollm3")
 """Architectures whose q and k rows llama.cpp's converter interleaves."""
@@ -76,6 +80,32 @@ class GgufCheckpoint:
             block = _rotate_half(block, self.config.head_dim) if permuted else block
             yield spread_heads(block, self.config) if part in ROTATED else block
 
+    def block_kind(self, name: str) -> GGMLQuantizationType | None:
+        """In which format of `gguf_blocks` a matrix lies in the file; None for others, and for heads whose
+        rows are not those of the file."""
+        kind = self._file.tensors[self._sources[name].tensor].kind
+        spread = self.config.rotated is not None and name.rpartition(".")[2] in ROTATED
+        return kind if kind in BITS and not spread else None
+
+    def quantised(self, name: str) -> Iterator[Blocks]:
+        """Row blocks of a matrix that has a `block_kind`, as the file quantised them."""
+        source, shape = self._sources[name], self._shapes[name]
+        tensor = self._file.tensors[source.tensor]
+        part = name.rpartition(".")[2]
+        permuted = self.config.family in _INTERLEAVED and part in ROTATED
+        for start, stop in row_ranges(shape, self.config.head_dim if part in ROTATED else 1):
+            raw = self._file.rows(tensor, source.first + start, source.first + stop)
+            rows = read_blocks(raw, tensor.kind)
+            for array in (rows.scales, rows.minima):
+                require_finite(array, tensor.name, self.path)
+            if permuted:
+                values = _rotate_half(rows.values.reshape(len(rows.values), -1), self.config.head_dim)
+                scales, minima = (
+                    _rotate_half(array, self.config.head_dim) for array in (rows.scales, rows.minima)
+                )
+                rows = Blocks(values.reshape(rows.values.shape), scales, minima)
+            yield rows
+
     def _dequantized(self, tensor: GgufTensor, start: int, stop: int) -> NDArray[np.float32]:
         raw = self._file.rows(tensor, start, stop)
         with np.errstate(all="ignore"):  # damaged scales overflow; require_finite names the tensor
@@ -125,7 +155,7 @@ def supported_kinds() -> frozenset[GGMLQuantizationType]:
     return frozenset(kinds)
 
 
-def _rotate_half(rows: NDArray[np.float32], head_dim: int) -> NDArray[np.float32]:
+def _rotate_half(rows: NDArray[_Number], head_dim: int) -> NDArray[_Number]:
     """Rows of whole heads from interleaved pairs (2i, 2i + 1) to halves (i, i + head_dim/2)."""
     heads = rows.reshape(-1, head_dim // 2, 2, rows.shape[-1])
     return np.ascontiguousarray(heads.swapaxes(1, 2)).reshape(rows.shape)

@@ -37,7 +37,7 @@ class FittedDraft:
     notes: list[str]
 
     def __init__(self, draft: Checkpoint, vocab: int) -> None:
-        self._draft = draft
+        self.inner = draft
         self.config = replace(draft.config, vocab=vocab)
         self.path, self.name, self.origin = draft.path, draft.name, draft.origin
         self.license = draft.license
@@ -46,10 +46,10 @@ class FittedDraft:
     def blocks(self, name: str) -> Iterator[NDArray[np.float32]]:
         """Row blocks of a tensor, as `Checkpoint.blocks`."""
         if name not in ("embed", "head"):
-            yield from self._draft.blocks(name)
+            yield from self.inner.blocks(name)
             return
         left, columns = tensor_shapes(self.config)[name]
-        for block in self._draft.blocks(name):
+        for block in self.inner.blocks(name):
             if not left:
                 return
             yield block[:left]

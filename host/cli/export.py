@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from hexgraft.export.cpu.graph import PRECISIONS
 from hexgraft.export.htp.pipeline import export_htp
 from hexgraft.export.writer import DEFAULT_CONTEXT, DEFAULT_WIDTHS, ExportOptions, Step, export_bundle
 from hexgraft.host.bundle import open_bundle
@@ -64,6 +65,13 @@ def parse_capacities(text: str | None) -> tuple[int, ...]:
     help=f"Cache slots. Default: {DEFAULT_CONTEXT}, or as many as the model was trained for if that is less. "
     "With --target htp several, between which the cache grows: 512,2048,8192.",
 )
+@click.option(
+    "--cpu-precision",
+    type=click.Choice(PRECISIONS),
+    default="fp32",
+    show_default=True,
+    help="Weights of the CPU's graph: w8 in blocks of 8 bits, w4 of 4 bits. Activations stay fp32.",
+)
 @htp_options
 @hub_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -73,6 +81,7 @@ def export(
     draft: Path | None,
     widths: str,
     context: str | None,
+    cpu_precision: str,
     as_json: bool,
     **chosen: Any,
 ) -> None:
@@ -84,6 +93,7 @@ def export(
     \b
     Examples:
       hexgraft export SmolLM2-135M-Instruct.Q4_1.gguf -o smollm2
+      hexgraft export SmolLM2-135M-Instruct.Q4_1.gguf -o small --cpu-precision w4
       hexgraft export Qwen/Qwen2.5-3B -o pair --draft Qwen/Qwen2.5-0.5B --context 4096
       hexgraft export SmolLM2-135M-Instruct.Q4_1.gguf -o phone --target htp --soc SM8650 --precision w8a16
       hexgraft export SmolLM2-135M-Instruct.Q4_1.gguf -o phone --via aihub --device "Samsung Galaxy S24"
@@ -94,8 +104,13 @@ def export(
     start = time.monotonic()
     target = open_checkpoint(checkpoint)
     capacities = parse_capacities(context) or (min(DEFAULT_CONTEXT, target.config.context),)
-    options = ExportOptions(rows, capacities[-1])
+    options = ExportOptions(rows, capacities[-1], precision=cpu_precision)
     if htp is not None:
+        if cpu_precision != "fp32":
+            raise UsageError(
+                "the NPU's graphs are made from the CPU's in fp32",
+                "leave out --cpu-precision or --target htp",
+            )
         htp = replace(htp, capacities=capacities)
     elif len(capacities) > 1:
         raise UsageError(

@@ -1,0 +1,1 @@
+"""Graphs for the CPU alone: weights in 4-bit planes, which the runtime multiplies with float activations."""

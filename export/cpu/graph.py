@@ -1,0 +1,214 @@
+"""Rewrites the decoder's graph so that its matrices are multiplied as they are packed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from hexgraft.export.cpu.packing import Packing
+from hexgraft.export.cpu.source import has_minima
+from hexgraft.models.checkpoint import Checkpoint
+from hexgraft.models.errors import ExportError
+from hexgraft.models.gguf_blocks import BLOCK
+from hexgraft.models.graph import Graph, Weight
+
+PACKED = ("w8", "w4")
+PRECISIONS = ("fp32", *PACKED)
+"""Of the CPU's graph: fp32, blocks of 8 bits, or blocks of 4 bits with 8 in embedding and head."""
+
+_DOMAIN = "com.microsoft"
+_FLOAT_ACTIVATIONS = 1
+"""MatMulNBits' accuracy level. Level 4 rounds activations: measured on SmolLM2, a twentieth of all rows then
+has another best token in a pass of another width."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedGraph(Graph):
+    """A graph some of whose weights, by name, lie packed."""
+
+    packings: Mapping[str, Packing]
+
+    @property
+    def weights_size(self) -> int:
+        return self.offsets[-1] + self.stored_bytes(self.weights[-1])
+
+    def stored_bytes(self, weight: Weight) -> int:
+        packing = self.packings.get(weight.name)
+        return packing.nbytes if packing else weight.nbytes
+
+
+def packing_of(weight: Weight, checkpoint: Checkpoint | None, precision: str) -> Packing | None:
+    """How a weight is stored; None for vectors, which stay float32. Without a checkpoint, as of one whose
+    numbers are not in blocks yet. Raises ExportError where blocks do not fit."""
+    if len(weight.shape) != 2:
+        return None
+    out, inner = weight.shape[::-1] if weight.transposed else weight.shape
+    if inner % BLOCK:
+        raise ExportError(
+            f"--cpu-precision {precision} takes blocks of {BLOCK} inputs, {weight.name} has {inner}",
+            "leave out --cpu-precision",
+        )
+    planes = 2 if precision == "w8" or weight.name in ("embed", "head") else 1
+    rests = checkpoint is not None and any(
+        has_minima(checkpoint, part.tensor, 4 * planes) for part in weight.parts
+    )
+    return Packing(out, inner, planes, rests)
+
+
+def packed_size(graph: Graph, precision: str) -> int:
+    """Bytes of the weights file at a precision, of a checkpoint whose numbers are not in blocks yet; 0 if
+    they do not fit in blocks."""
+    try:
+        return pack(graph, None, precision).weights_size
+    except ExportError:
+        return 0
+
+
+def pack(graph: Graph, checkpoint: Checkpoint | None, precision: str) -> PackedGraph:
+    """The same graph with every matrix packed: MatMul and Gemm become MatMulNBits, the embedding's Gather
+    GatherBlockQuantized."""
+    packings, offsets, offset = {}, [], 0
+    for weight in graph.weights:
+        packing = packing_of(weight, checkpoint, precision)
+        if packing is not None:
+            packings[weight.name] = packing
+        offsets.append(offset)
+        size = packing.nbytes if packing is not None else weight.nbytes
+        offset = -(-(offset + size) // 4096) * 4096
+    proto = onnx.ModelProto()
+    proto.CopyFrom(graph.proto)
+    rewriter = _Rewriter(packings)
+    nodes = [new for node in graph.proto.graph.node for new in rewriter.node(node)]
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+    del proto.graph.initializer[:]
+    places = dict(zip((weight.name for weight in graph.weights), offsets, strict=True))
+    for tensor in graph.proto.graph.initializer:
+        if tensor.name in packings:
+            proto.graph.initializer.extend(
+                _tensors(tensor.name, packings[tensor.name], graph.weights_file, places[tensor.name])
+            )
+        else:
+            proto.graph.initializer.append(tensor)
+            if tensor.name in places:
+                _move(proto.graph.initializer[-1], places[tensor.name])
+    if any(node.op_type == "GatherBlockQuantized" for node in nodes):
+        name = next(node.input[0] for node in nodes if node.op_type == "GatherBlockQuantized")
+        proto.graph.initializer.append(_rows(name, packings, graph.weights_file, places))
+    proto.graph.initializer.extend(rewriter.constants.values())
+    proto.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
+    return PackedGraph(proto, graph.weights, tuple(offsets), graph.weights_file, packings)
+
+
+class _Rewriter:
+    """New nodes for old ones; values that several products share are made once."""
+
+    def __init__(self, packings: Mapping[str, Packing]) -> None:
+        self.packings = packings
+        self.constants: dict[str, TensorProto] = {}
+        self._made: set[str] = set()
+
+    def node(self, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+        matrix = next((name for name in node.input if name in self.packings), None)
+        if matrix is None:
+            yield node
+        elif node.op_type == "Gather":
+            yield from self._gather(node, matrix)
+        else:
+            yield from self._product(node.input[0], matrix, node.output[0])
+
+    def _product(self, x: str, matrix: str, y: str) -> Iterator[onnx.NodeProto]:
+        packing = self.packings[matrix]
+        read, product = x, y
+        if packing.planes > 1:
+            read = x + ".planes"
+            yield from self._once("Concat", [x] * packing.planes, read, axis=-1)
+        if packing.rests:
+            product = y + ".blocks"
+        yield helper.make_node(
+            "MatMulNBits",
+            [read, matrix + ".blocks", matrix + ".scales", matrix + ".zeros"],
+            [product],
+            name=product,
+            domain=_DOMAIN,
+            K=packing.planes * packing.inner,
+            N=packing.out,
+            bits=4,
+            block_size=BLOCK,
+            accuracy_level=_FLOAT_ACTIVATIONS,
+        )
+        if packing.rests:
+            # What a block adds to each of its weights is multiplied by the sum of the block's inputs.
+            yield from self._once("MatMul", [x, self._sums(packing.inner)], x + ".sums")
+            rests = y + ".rests"
+            yield helper.make_node("MatMul", [x + ".sums", matrix + ".rests"], [rests], name=rests)
+            yield helper.make_node("Add", [product, rests], [y], name=y)
+
+    def _gather(self, node: onnx.NodeProto, matrix: str) -> Iterator[onnx.NodeProto]:
+        packing, y = self.packings[matrix], node.output[0]
+        inputs = [matrix + ".rows", node.input[1], matrix + ".scales", matrix + ".zeros"]
+        yield helper.make_node(
+            "GatherBlockQuantized",
+            inputs,
+            [y + ".planes"],
+            name=y + ".planes",
+            domain=_DOMAIN,
+            gather_axis=0,
+            quantize_axis=1,
+            block_size=BLOCK,
+            bits=4,
+        )
+        self._constant("planes", np.array([packing.inner] * packing.planes, np.int64))
+        planes = [f"{y}.plane_{i}" for i in range(packing.planes)]
+        yield helper.make_node("Split", [y + ".planes", "planes"], planes, name=planes[0], axis=-1)
+        yield helper.make_node("Add", planes, [y], name=y)
+
+    def _once(self, op: str, inputs: list[str], output: str, **attributes: int) -> Iterator[onnx.NodeProto]:
+        if output not in self._made:
+            self._made.add(output)
+            yield helper.make_node(op, inputs, [output], name=output, **attributes)
+
+    def _sums(self, inner: int) -> str:
+        """A matrix that sums every block of a row."""
+        matrix = np.repeat(np.eye(inner // BLOCK, dtype=np.float32), BLOCK, axis=0)
+        return self._constant(f"block_sums_{inner}", matrix)
+
+    def _constant(self, name: str, value: np.typing.NDArray[np.generic]) -> str:
+        self.constants[name] = numpy_helper.from_array(value, name)
+        return name
+
+
+def _tensors(name: str, packing: Packing, file: str, start: int) -> list[TensorProto]:
+    places = packing.places()
+    return [
+        _external(f"{name}.{part}", kind, shape, file, start + places[part][0], places[part][1])
+        for part, (kind, shape) in packing.tensors().items()
+    ]
+
+
+def _rows(rows: str, packings: Mapping[str, Packing], file: str, places: Mapping[str, int]) -> TensorProto:
+    """The blocks of an embedding once more under the shape that a gather wants: the same bytes."""
+    matrix = rows.removesuffix(".rows")
+    packing = packings[matrix]
+    kind, shape = packing.tensors()["blocks"]
+    offset, length = packing.places()["blocks"]
+    return _external(rows, kind, (shape[0], shape[1] * shape[2]), file, places[matrix] + offset, length)
+
+
+def _external(
+    name: str, kind: int, shape: tuple[int, ...], location: str, offset: int, length: int
+) -> TensorProto:
+    tensor = TensorProto(name=name, data_type=kind, dims=shape, data_location=TensorProto.EXTERNAL)
+    for key, value in (("location", location), ("offset", offset), ("length", length)):
+        tensor.external_data.add(key=key, value=str(value))
+    return tensor
+
+
+def _move(tensor: TensorProto, offset: int) -> None:
+    for entry in tensor.external_data:
+        if entry.key == "offset":
+            entry.value = str(offset)

@@ -1,0 +1,46 @@
+"""Where the blocks of a packed matrix come from: a file that has them already, or its numbers, rounded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from hexgraft.export.cpu.packing import round_rows
+from hexgraft.export.weights import Tensors
+from hexgraft.models.gguf_blocks import BITS, WITH_MINIMA, Blocks
+from hexgraft.models.gguf_checkpoint import GgufCheckpoint
+from hexgraft.models.graph import Part
+from hexgraft.models.vocabulary import FittedDraft
+
+
+def has_blocks(checkpoint: Tensors, tensor: str, bits: int) -> bool:
+    """Whether the file holds a tensor in blocks of just so many bits."""
+    return _with_blocks(checkpoint, tensor, bits) is not None
+
+
+def has_minima(checkpoint: Tensors, tensor: str, bits: int) -> bool:
+    """Whether these blocks have minima that are no whole number of scales."""
+    found = _with_blocks(checkpoint, tensor, bits)
+    return found is not None and found.block_kind(tensor) == WITH_MINIMA
+
+
+def read_part(checkpoint: Tensors, part: Part, bits: int) -> Iterator[Blocks]:
+    """Row blocks of a tensor times the part's scale: the file's own where it has such, else rounded."""
+    scale = np.float32(part.scale)
+    found = _with_blocks(checkpoint, part.tensor, bits)
+    if found is None:
+        for rows in checkpoint.blocks(part.tensor):
+            yield round_rows(rows * scale, bits // 4)
+        return
+    for blocks in found.quantised(part.tensor):
+        yield Blocks(blocks.values, blocks.scales * scale, blocks.minima * scale)
+
+
+def _with_blocks(checkpoint: Tensors, tensor: str, bits: int) -> GgufCheckpoint | None:
+    if isinstance(checkpoint, FittedDraft) and tensor not in ("embed", "head"):
+        checkpoint = checkpoint.inner
+    if not isinstance(checkpoint, GgufCheckpoint):
+        return None
+    kind = checkpoint.block_kind(tensor)
+    return checkpoint if kind is not None and BITS[kind] == bits else None

@@ -1,0 +1,271 @@
+"""Weights of 8 and 4 bits on the CPU: the numbers a bundle stores, and the tokens it gives, tree or plain."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from command import error_of, hexgraft
+from numpy.typing import NDArray
+from pair import make_pair
+from tiny import write_tiny_gguf, write_tiny_hf
+
+from hexgraft.export.cpu.graph import PackedGraph, pack
+from hexgraft.export.cpu.packing import Packed, Packing, pack_rows, round_rows, unpack
+from hexgraft.export.sizes import estimate
+from hexgraft.export.writer import ExportOptions, export_bundle
+from hexgraft.host.bundle import Bundle, open_bundle
+from hexgraft.host.cpu_session import CpuSession
+from hexgraft.host.decode import DecodeOptions, Decoder
+from hexgraft.host.drafters.registry import make_drafter
+from hexgraft.host.sampling import Sampling
+from hexgraft.host.session import Session, causal
+from hexgraft.models.checkpoint import Checkpoint, open_checkpoint
+from hexgraft.models.decoder import build_decoder
+from hexgraft.models.errors import ExportError
+
+Floats = NDArray[np.float32]
+TOKENS = [40, 51, 7, 260, 33, 12, 99, 301, 5, 77]
+
+
+# ------------------------------------------------------------------ numbers
+
+
+def stored(rows: Floats, planes: int) -> Floats:
+    packing = Packing(*rows.shape, planes)
+    return unpack(pack_rows(round_rows(rows, planes), packing), packing)
+
+
+@pytest.mark.parametrize(("planes", "levels"), [(1, 15), (2, 254)])
+def test_rounding_is_to_the_nearest_level(planes: int, levels: int) -> None:
+    rows = np.random.default_rng(1).standard_normal((7, 96)).astype(np.float32)
+    rows[2, :32] = 0
+    rows[3, 32:64] = 5.0
+    rows[4] *= 1e-12
+    cut = rows.reshape(7, 3, 32)
+    ranges = np.maximum(cut.max(-1), 0) - np.minimum(cut.min(-1), 0)
+    if planes == 2:
+        ranges = 2 * np.abs(cut).max(-1)
+    # A zero point is rounded too, so that 4 bits may miss the ends of a block by half a level more.
+    bound = ranges / levels * (1.01 if planes == 1 else 0.51)
+    error = np.abs(stored(rows, planes) - rows).reshape(7, 3, 32).max(-1)
+    assert (error <= bound).all()
+    assert not stored(rows, planes)[2, :32].any()
+    assert (error > 0).any()
+
+
+# ------------------------------------------------------------------ bundles
+
+
+def export(checkpoint: Path, path: Path, precision: str, **options: Any) -> Bundle:
+    export_bundle(
+        open_checkpoint(checkpoint),
+        path,
+        options=ExportOptions((1, 8, 16), 256, precision=precision),
+        report=lambda step: None,
+    )
+    return open_bundle(path)
+
+
+class Dequantised:
+    """The checkpoint whose numbers are those a packed bundle stands for."""
+
+    def __init__(self, bundle: Bundle, checkpoint: Checkpoint) -> None:
+        self.weights = numbers(bundle, checkpoint)
+        self._checkpoint = checkpoint
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._checkpoint, name)
+
+    def blocks(self, name: str) -> Iterator[Floats]:
+        yield self.weights[name]
+
+
+def numbers(bundle: Bundle, checkpoint: Checkpoint) -> dict[str, Floats]:
+    """Every tensor of a bundle's target by its canonical name, as numpy reads and dequantises it."""
+    file = bundle.file(bundle.graph("target", "cpu").file)
+    proto = onnx.load(file)
+    arrays = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
+    graph = build_decoder(checkpoint.config.within(bundle.target.context), "w", name="target")
+    packed = pack(graph, checkpoint, bundle.graph("target", "cpu").precision)
+    assert isinstance(packed, PackedGraph)
+    found = {}
+    for weight in graph.weights:
+        whole = arrays.get(weight.name)
+        if whole is None:
+            parts = [arrays.get(f"{weight.name}.{part}") for part in ("blocks", "scales", "zeros", "rests")]
+            rests = None if parts[3] is None else parts[3].T
+            whole = unpack(Packed(*parts[:3], rests), packed.packings[weight.name])  # type: ignore[arg-type]
+        start = 0
+        for part in weight.parts:
+            rows = len(next(iter(checkpoint.blocks(part.tensor))))
+            found[part.tensor] = whole[start : start + rows] / np.float32(part.scale)
+            start += rows
+    return found
+
+
+@pytest.mark.parametrize("precision", ["w8", "w4"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_pass_is_that_of_the_dequantised_weights(tmp_path: Path, precision: str, tied: bool) -> None:
+    folder = write_tiny_hf(tmp_path / "m", family="qwen2", tied=tied)
+    checkpoint = open_checkpoint(folder)
+    bundle = export(folder, tmp_path / "b", precision)
+    assert bundle.graph("target", "cpu").precision == precision
+    twin = Dequantised(bundle, checkpoint)
+    export_bundle(
+        twin,  # type: ignore[arg-type]
+        tmp_path / "twin",
+        options=ExportOptions((1, 8, 16), 256),
+        report=lambda step: None,
+    )
+    sessions = [CpuSession(one, "target", threads=1) for one in (bundle, open_bundle(tmp_path / "twin"))]
+    for count in (1, 3, 10):
+        ours, theirs = (s.forward(TOKENS[:count], range(count), causal(0, count)) for s in sessions)
+        for row in range(count):
+            expected = theirs.logits(row)
+            np.testing.assert_allclose(
+                ours.logits(row), expected, rtol=0, atol=2e-5 * float(np.abs(expected).max())
+            )
+    exact = np.concatenate(list(checkpoint.blocks("layers.1.down")))
+    level = 2 / (15 if precision == "w4" else 254)
+    error = np.abs(twin.weights["layers.1.down"] - exact).max()
+    assert 0 < error < level * np.abs(exact).max()
+
+
+@pytest.mark.parametrize(
+    ("quant", "precision"), [("Q8_0", "w8"), ("Q4_0", "w4"), ("Q4_1", "w4"), ("Q8_0", "w4"), ("Q4_1", "w8")]
+)
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_a_files_own_blocks_are_kept(tmp_path: Path, quant: str, precision: str, family: str) -> None:
+    path = write_tiny_gguf(tmp_path / "m.gguf", quant=quant, family=family)
+    checkpoint = open_checkpoint(path)
+    found = numbers(export(path, tmp_path / "b", precision), checkpoint)
+    for name in ("embed", *(f"layers.1.{part}" for part in ("q", "k", "v", "o", "gate", "up", "down"))):
+        exact = np.concatenate(list(checkpoint.blocks(name)))
+        error = np.abs(found[name] - exact).max() / np.abs(exact).max()
+        bits = 8 if precision == "w8" or name == "embed" else 4
+        if (quant == "Q8_0") == (bits == 8):
+            assert error < 1e-6, name
+        else:
+            assert 1e-5 < error < 0.15, name
+
+
+# ------------------------------------------------------------------ tokens
+
+
+def tokens(bundle: Bundle, target: Session, draft: Session, drafter: str, sampling: Sampling) -> list[int]:
+    options = DecodeOptions(max_tokens=60, tree_size=12, sampling=sampling)
+    decoder = Decoder(target, make_drafter(drafter, bundle, lambda: draft, sampling=sampling), options)
+    decoder.begin(TOKENS[:6])
+    list(decoder.rounds())
+    return decoder.tokens
+
+
+@pytest.mark.parametrize("precision", ["w8", "w4"])
+def test_trees_give_the_tokens_of_plain_decoding(tmp_path: Path, precision: str) -> None:
+    bundle = make_pair(tmp_path, options=ExportOptions((1, 8, 16), 256, precision=precision))
+    target, draft = CpuSession(bundle, "target", threads=1), CpuSession(bundle, "draft", threads=1)
+    for sampling in (Sampling(), Sampling(temperature=0.8, seed=5)):
+        plain = tokens(bundle, target, draft, "none", sampling)
+        assert len(set(plain)) > 4
+        for drafter in ("lookup", "levels", "best-first"):
+            assert tokens(bundle, target, draft, drafter, sampling) == plain
+
+
+@pytest.mark.parametrize("precision", ["w8", "w4"])
+def test_a_rows_logits_hardly_depend_on_the_width(tmp_path: Path, precision: str) -> None:
+    """No activation is rounded: that would show as differences a thousand times as large."""
+    bundle = make_pair(tmp_path, noise=None, options=ExportOptions((1, 8, 16), 256, precision=precision))
+    session = CpuSession(bundle, "target", threads=1)
+    alone = session.forward(TOKENS[:1], [0], causal(0, 1)).logits(0)
+    for count in (2, 5, 10):
+        row = session.forward(TOKENS[:count], range(count), causal(0, count)).logits(0)
+        np.testing.assert_allclose(row, alone, rtol=0, atol=3e-6 * float(np.abs(alone).max()))
+
+
+# ------------------------------------------------------------------ export
+
+
+@pytest.mark.parametrize("precision", ["w8", "w4"])
+def test_estimates_are_the_sizes_of_bundles(tmp_path: Path, precision: str) -> None:
+    folder = write_tiny_hf(tmp_path / "m")
+    bundle = export(folder, tmp_path / "b", precision)
+    size = bundle.manifest.files["target/model.weights"].size
+    sizes = estimate(open_checkpoint(folder).config, 256)
+    estimates = {row.precision: row.weights for row in sizes.estimates}
+    assert estimates[precision] == size
+    assert size < estimates["fp32"] / (2.5 if precision == "w8" else 3.5)
+    assert bundle.target.parameters == sizes.parameters
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from hexgraft.export.cpu import weights
+from hexgraft.export.writer import ExportOptions, export_bundle
+from hexgraft.models.checkpoint import open_checkpoint
+weights.SYNC_BYTES = 1
+checkpoint = open_checkpoint(Path(sys.argv[1]))
+blocks = checkpoint.blocks
+def counted(name):
+    if name == "layers.2.gate":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return blocks(name)
+checkpoint.blocks = counted
+options = ExportOptions((1, 8, 16), 256, precision="w4")
+export_bundle(checkpoint, Path(sys.argv[2]), options=options, report=lambda step: None)
+"""
+
+
+def test_a_killed_export_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_tiny_hf(tmp_path / "m")
+    fresh = export(folder, tmp_path / "fresh", "w4")
+    command = [sys.executable, "-c", KILLED, str(folder), str(tmp_path / "b")]
+    killed = subprocess.run(command, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert killed.returncode == -signal.SIGKILL
+    checkpoint, read = open_checkpoint(folder), list[str]()
+    blocks = checkpoint.blocks
+    monkeypatch.setattr(checkpoint, "blocks", lambda name: read.append(name) or blocks(name))
+    options = ExportOptions((1, 8, 16), 256, precision="w4")
+    export_bundle(checkpoint, tmp_path / "b", options=options, report=lambda step: None)
+    assert read == ["layers.2.gate", "layers.2.up", "layers.2.down", "norm"]
+    bundle = open_bundle(tmp_path / "b")
+    bundle.verify()
+    assert bundle.manifest.files == fresh.manifest.files
+
+
+def test_what_cannot_be_packed_is_refused(tmp_path: Path) -> None:
+    narrow = write_tiny_hf(tmp_path / "m", hidden=48)
+    with pytest.raises(ExportError, match="blocks of 32 inputs, embed has 48"):
+        export(narrow, tmp_path / "b", "w4")
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--cpu-precision", "w3"], "'w3' is not one of"),
+        (["--cpu-precision", "w8a16"], "'w8a16' is not one of"),
+        (["--cpu-precision", "w4", "--target", "htp", "--soc", "SM8650"], "made from the CPU's in fp32"),
+    ],
+)
+def test_options_that_clash_are_refused(tmp_path: Path, arguments: list[str], words: str) -> None:
+    result = hexgraft("export", write_tiny_hf(tmp_path / "m"), "-o", tmp_path / "b", *arguments)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert not (tmp_path / "b").exists()
+
+
+def test_the_command_exports_and_says_the_precision(tmp_path: Path) -> None:
+    folder = write_tiny_hf(tmp_path / "m")
+    result = hexgraft("export", folder, "-o", tmp_path / "b", "--cpu-precision", "w4", "--context", "64")
+    assert result.exit_code == 0, error_of(result)
+    assert "cpu w4" in hexgraft("inspect", tmp_path / "b").stdout
