@@ -1,12 +1,14 @@
-"""A big file written front to back by a thread of its own, and hashed on the way."""
+"""A big file written front to back by threads of its own, and hashed on the way."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,16 +19,19 @@ _CHUNK = 8 << 20
 class WeightsFile:
     """`size` bytes at `path`, reserved at once, so that a full disk fails at once.
 
-    `start` > 0 keeps that much of a file that exists. One block is on its way at a time: an array that was
-    given to `write` may be changed again only after the next `write` or `sync`. Raises OSError.
+    `start` > 0 keeps that much of a file that exists. One block is on its way at a time, written by one
+    thread and hashed by another: an array that was given to `write` may be changed again only after the next
+    `write` or `sync`. Raises OSError.
     """
 
     def __init__(self, path: Path, size: int, start: int = 0) -> None:
         self._stream = path.open("r+b" if start else "w+b", buffering=0)
-        self._worker = ThreadPoolExecutor(1, "weights")
-        self._pending: Future[None] | None = None
+        self._writer, self._hasher = ThreadPoolExecutor(1, "write"), ThreadPoolExecutor(1, "hash")
+        self._syncer = ThreadPoolExecutor(1, "sync")
+        self._pending: list[Future[None]] = []
+        self._syncing: Future[None] | None = None
         self._digest = hashlib.sha256()
-        self._size, self._end = size, 0
+        self._size, self._hashed = size, 0
         try:
             os.posix_fallocate(self._stream.fileno(), 0, size)
             self._keep(start)
@@ -34,24 +39,36 @@ class WeightsFile:
             self.close()
             raise
 
-    def write(self, block: NDArray[np.float32], offset: int) -> None:
+    def write(self, block: NDArray[Any], offset: int) -> None:
         """Put a block at an offset not before the end of what was written; zeros fill the gap."""
         self._wait()
-        self._pending = self._worker.submit(self._write, np.ascontiguousarray(block), offset)
+        data = np.ascontiguousarray(block).data.cast("B")
+        self._pending = [
+            self._writer.submit(self._write, data, offset),
+            self._hasher.submit(self._hash, data, offset),
+        ]
 
     def sync(self) -> None:
         """Have everything written so far reach the disk."""
         self._wait()
         os.fdatasync(self._stream.fileno())
 
+    def sync_behind(self, then: Callable[[], None]) -> None:
+        """The same in a thread of its own, which calls `then` at the end; writing goes on meanwhile."""
+        self._wait()
+        self._wait_for_sync()
+        self._syncing = self._syncer.submit(self._sync, then)
+
     def digest(self) -> str:
         """Hex sha256 of the whole file, once all of it is written."""
         self._wait()
+        self._wait_for_sync()
         self._pad(self._size)
         return self._digest.hexdigest()
 
     def close(self) -> None:
-        self._worker.shutdown()
+        for thread in (self._writer, self._hasher, self._syncer):
+            thread.shutdown()
         self._stream.close()
 
     def __enter__(self) -> WeightsFile:
@@ -63,26 +80,36 @@ class WeightsFile:
         self.close()
 
     def _keep(self, count: int) -> None:
-        while self._end < count:
-            data = os.pread(self._stream.fileno(), min(_CHUNK, count - self._end), self._end)
+        while self._hashed < count:
+            data = os.pread(self._stream.fileno(), min(_CHUNK, count - self._hashed), self._hashed)
             self._digest.update(data)
-            self._end += len(data)
+            self._hashed += len(data)
 
     def _wait(self) -> None:
-        if self._pending is not None:
-            self._pending.result()
-            self._pending = None
+        pending, self._pending = self._pending, []
+        for future in pending:
+            future.result()
 
-    def _write(self, block: NDArray[np.float32], offset: int) -> None:
-        self._pad(offset)
-        data = block.data.cast("B")
+    def _wait_for_sync(self) -> None:
+        syncing, self._syncing = self._syncing, None
+        if syncing is not None:
+            syncing.result()
+
+    def _write(self, data: memoryview, offset: int) -> None:
         while data:
-            written = os.pwrite(self._stream.fileno(), data, self._end)
-            self._digest.update(data[:written])
-            data = data[written:]
-            self._end += written
+            written = os.pwrite(self._stream.fileno(), data, offset)
+            data, offset = data[written:], offset + written
+
+    def _hash(self, data: memoryview, offset: int) -> None:
+        self._pad(offset)
+        self._digest.update(data)
+        self._hashed += len(data)
 
     def _pad(self, offset: int) -> None:
         """Reserved space reads as zeros: a gap only has to be hashed."""
-        self._digest.update(bytes(offset - self._end))
-        self._end = offset
+        self._digest.update(bytes(offset - self._hashed))
+        self._hashed = offset
+
+    def _sync(self, then: Callable[[], None]) -> None:
+        os.fdatasync(self._stream.fileno())
+        then()
