@@ -101,7 +101,9 @@ def export_bundle(
         draft = fit_draft(target, draft)
     finished = Finished(export_identity(target, draft, options))
     with whole_folder(path, finished) as folder:
-        models: dict[str, Checkpoint | HeadCheckpoint] = {"target": target} | ({"draft": draft} if draft else {})
+        models: dict[str, Checkpoint | HeadCheckpoint] = {"target": target}
+        if draft is not None:
+            models["draft"] = draft
         writer = _Writer(folder, options, report, finished)
         entries = {"target": writer.model("target", target)}
         if isinstance(draft, HeadCheckpoint):

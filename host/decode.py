@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hexgraft.host.drafters.base import Drafter, Limits, NoDraft
+from hexgraft.host.drafters.features import check_features
 from hexgraft.host.logits import NotFinite
 from hexgraft.host.sampling import History, Sampling
-from hexgraft.host.session import Session, prefill, tree_visibility
+from hexgraft.host.session import Rows, Session, prefill, tree_visibility
 from hexgraft.host.stats import Stats
 from hexgraft.host.tree import TokenTree, single
 from hexgraft.host.verify import Match, Verifier
@@ -90,6 +91,8 @@ class Decoder:
         self.options = options or DecodeOptions()
         self.verifier = verifier or Match(self.options.sampling.seed)
         self.verifier.check(self.drafter)
+        if self.drafter.reader is not None:
+            check_features(self.drafter.reader, session.spec.features)
         widest = session.spec.max_width
         if self.options.tree_size > widest:
             raise UsageError(
@@ -125,8 +128,11 @@ class Decoder:
                 "shorten the prompt, or export with a larger --context",
             )
         keep = common_length(prompt, self.tokens[: self.committed]) if reuse else 0
+        keep, reader = min(keep, len(prompt) - 1), self.drafter.reader
+        if reader is not None:
+            keep = reader.align(keep)
         self.tokens = list(prompt)
-        self.committed = min(keep, len(prompt) - 1)
+        self.committed = keep
         self.stats = Stats(prompt_tokens=len(prompt), reused_tokens=self.committed)
         self._history = History(prompt)
         self.finish = None
@@ -135,7 +141,8 @@ class Decoder:
             self.session.reset()
         # Before the target: if `progress` raises, both caches still hold beginnings of the same text.
         self.drafter.begin(self.tokens, self.committed)
-        for filled in prefill(self.session, prompt, self.committed, len(prompt) - 1):
+        watch = None if reader is None else self._show
+        for filled in prefill(self.session, prompt, self.committed, len(prompt) - 1, watch):
             fresh, self.committed = filled - self.committed, filled
             if progress:
                 progress(fresh)
@@ -166,15 +173,17 @@ class Decoder:
         tree, degraded = self._draft()
         clock.lap("draft")
         try:
-            walk, width = self._verify(tree, clock)
+            walk, rows = self._verify(tree, clock)
         except NotFinite:
             if len(tree) == 1:
                 raise
             tree, degraded = single(self.tokens[-1]), True
-            walk, width = self._verify(tree, clock)
+            walk, rows = self._verify(tree, clock)
         walk.degraded |= degraded
         self.session.store(walk.accepted, range(context, context + len(walk.accepted)))
         self.committed += len(walk.accepted)
+        if self.drafter.reader is not None:
+            self._show(context, rows, walk.accepted)
         clock.lap("graft")
         self.drafter.accept(tree, walk.accepted)
         clock.lap("draft")
@@ -191,7 +200,7 @@ class Decoder:
             degraded=walk.degraded,
             margins=tuple(walk.margins),
             logprobs=tuple(walk.logprobs),
-            width=width,
+            width=rows.width,
             seconds=clock.phases,
         )
 
@@ -217,7 +226,12 @@ class Decoder:
         except NotFinite:
             return single(self.tokens[-1]), True
 
-    def _verify(self, tree: TokenTree, clock: _Clock) -> tuple[Walk, int]:
+    def _show(self, start: int, rows: Rows, chosen: Sequence[int] | None = None) -> None:
+        """Hand the features of a target pass to the drafter that reads them."""
+        if self.drafter.reader is not None:
+            self.drafter.reader.read(self.tokens, start, rows.hiddens(chosen))
+
+    def _verify(self, tree: TokenTree, clock: _Clock) -> tuple[Walk, Rows]:
         """One target pass over the tree, then the walk. Positions come from depth, visibility from
         ancestry."""
         positions = (self.committed + tree.depths).tolist()
@@ -226,7 +240,7 @@ class Decoder:
         clock.lap("target host", inside=("target", rows.seconds))
         walk = self._walker.walk(tree, rows, self._history, self.committed)
         clock.lap("verify")
-        return walk, rows.width
+        return walk, rows
 
     def _emit(self, token: int) -> str | None:
         """Take an emitted token into the text; why the text ends with it, if it does."""

@@ -132,6 +132,11 @@ def restore(decoder: Decoder, prefix: Prefix, prompt: Sequence[int]) -> None:
 
     Raises DecodeError unless the prompt begins with the prefix.
     """
+    if decoder.drafter.reader is not None:
+        raise DecodeError(
+            "a baked prefix holds nothing for a draft head",
+            "leave out --baked, or draft with --draft lookup",
+        )
     same = common_length(prefix.tokens, prompt)
     if same < len(prefix.tokens):
         raise DecodeError(

@@ -77,7 +77,9 @@ class HeadCheckpoint:
         tensor, shape = self._names[name], self._shapes[name]
         for start, stop in row_ranges(shape):
             if name == "head" and self._order is not None:
-                rows = np.concatenate([self._tensors.read(tensor, slice(i, i + 1)) for i in self._order[start:stop]])
+                rows = np.concatenate(
+                    [self._tensors.read(tensor, slice(i, i + 1)) for i in self._order[start:stop]]
+                )
             else:
                 rows = self._tensors.read(tensor, slice(start, stop))
             yield require_finite(to_float32(rows), tensor, self.path / self._tensors.files[tensor])
@@ -92,7 +94,9 @@ class HeadCheckpoint:
                 yield block[self.tokens[low:high] - first]
             first += len(block)
 
-    def _read_tokens(self, values: dict[str, Any]) -> tuple[NDArray[np.int32] | None, NDArray[np.intp] | None]:
+    def _read_tokens(
+        self, values: dict[str, Any]
+    ) -> tuple[NDArray[np.int32] | None, NDArray[np.intp] | None]:
         rows = Fields(values, str(self.path / "config.json")).maybe_integer("draft_vocab_size")
         vocab = self._target.config.vocab
         if "d2t" in self._tensors.files:
@@ -137,7 +141,8 @@ class HeadCheckpoint:
         reads_target = self.config.kind == EAGLE or lent or "head" not in self._names
         if reads_target and width != target:
             raise CheckpointError(
-                f"{self.path} is {width} numbers wide, the target {target}", f"take a head of {self._target.name}"
+                f"{self.path} is {width} numbers wide, the target {target}",
+                f"take a head of {self._target.name}",
             )
         return frozenset(lent)
 
@@ -149,7 +154,7 @@ class HeadCheckpoint:
         extra = sorted(self._names.keys() - wanted)
         if extra:
             raise CheckpointError(
-                f"tensor {clip(self._names[extra[0]])} of {self.path} is not part of an {self.config.kind} head",
+                f"tensor {clip(self._names[extra[0]])} of {self.path} is not part of {self.config.kind} heads",
                 "the head is of another layout than EAGLE's authors publish",
             )
         for name in sorted(wanted):
@@ -186,7 +191,7 @@ def head_tensors(path: Path) -> TensorFiles:
 
 
 def _plain_names(tensors: Collection[str], path: Path) -> dict[str, str]:
-    """Canonical name to the file's; heads come with or without `model.`, and EAGLE-3's layer has two names."""
+    """Canonical name to the file's; heads come with or without `model.`, and EAGLE-3's layer goes by two."""
     parts = {theirs: ours for ours, theirs in _PARTS.items()}
     whole = {theirs: ours for ours, theirs in _WHOLE.items()}
     names: dict[str, str] = {}

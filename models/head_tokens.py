@@ -17,7 +17,7 @@ _HINT = "take a head that was made for this target"
 def read_tokens(
     tensors: TensorFiles, path: Path, vocab: int, rows: int | None
 ) -> tuple[NDArray[np.int32], NDArray[np.intp] | None]:
-    """The ids [rows] a head proposes, ascending, and the order its own rows have to be taken in for that, None
+    """The ids [rows] a head proposes, ascending, and the order its rows have to be taken in for that, None
     where they lie so.
 
     `d2t` holds how far the target's id is behind the row's number; `t2d`, where it is there, marks the same
@@ -45,7 +45,9 @@ def read_tokens(
 
 def _check_marks(tensors: TensorFiles, path: Path, vocab: int, ids: NDArray[np.int64]) -> None:
     if tensors.header("t2d")[1] != (vocab,):
-        raise CheckpointError(f"t2d of {path} has {list(tensors.header('t2d')[1])} entries, not {vocab}", _HINT)
+        raise CheckpointError(
+            f"t2d of {path} has {list(tensors.header('t2d')[1])} entries, not {vocab}", _HINT
+        )
     marked = np.flatnonzero(tensors.read("t2d", slice(0, vocab)))
     if not np.array_equal(marked, ids):
         raise CheckpointError(f"t2d and d2t of {path} name different tokens", "download the head again")

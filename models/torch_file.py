@@ -56,7 +56,9 @@ class TorchTensors:
         try:
             with zipfile.ZipFile(self._file) as archive:
                 self._entries = {entry.filename: entry for entry in archive.infolist()}
-                pickles = [name for name in self._entries if name.count("/") == 1 and name.endswith("/data.pkl")]
+                pickles = [
+                    name for name in self._entries if name.count("/") == 1 and name.endswith("/data.pkl")
+                ]
                 if len(pickles) != 1 or self._entries[pickles[0]].file_size > _PICKLE_LIMIT:
                     raise CheckpointError(f"{self._file} is not a PyTorch archive of tensors", _HINT)
                 self._prefix = pickles[0].removesuffix("data.pkl")
@@ -64,7 +66,9 @@ class TorchTensors:
         except CheckpointError:
             raise
         except (OSError, zipfile.BadZipFile, pickle.UnpicklingError, EOFError) as error:
-            raise CheckpointError(f"{self._file} is not a PyTorch archive, or is damaged: {error}", _HINT) from error
+            raise CheckpointError(
+                f"{self._file} is not a PyTorch archive, or is damaged: {error}", _HINT
+            ) from error
         except Exception as error:  # a broken pickle raises whatever its opcodes run into
             raise CheckpointError(f"{self._file} is damaged: {error}", _HINT) from error
         if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
@@ -136,11 +140,15 @@ class _Unpickler(pickle.Unpickler):
 
     def _tensor(self, storage: Any, start: Any, shape: Any, strides: Any, *rest: Any) -> _Tensor:
         sizes = [start, *shape, *strides]
-        if not isinstance(storage, _Storage) or not all(isinstance(size, int) and size >= 0 for size in sizes):
+        if not isinstance(storage, _Storage) or not all(
+            isinstance(size, int) and size >= 0 for size in sizes
+        ):
             raise CheckpointError(f"{self._where} describes a tensor that cannot be", _HINT)
         dense = [1]
         for size in reversed(shape[1:]):
             dense.insert(0, dense[0] * size)
         if shape and tuple(strides) != tuple(dense):
-            raise CheckpointError(f"{self._where} holds a tensor whose rows do not lie one after the other", _HINT)
+            raise CheckpointError(
+                f"{self._where} holds a tensor whose rows do not lie one after the other", _HINT
+            )
         return _Tensor(storage, start, tuple(shape))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from hexgraft.host.drafters.features import FeatureReader
 from hexgraft.host.tree import Draws, TokenTree, single
 
 
@@ -26,6 +27,11 @@ class Drafter(Protocol):
 
     name: str
     draws: Draws | None
+
+    @property
+    def reader(self) -> FeatureReader | None:
+        """Who wants the features of the target's passes; None for drafters that read none."""
+        ...
 
     @property
     def passes(self) -> int: ...
@@ -54,6 +60,7 @@ class NoDraft:
 
     name = "none"
     draws: Draws | None = None
+    reader: FeatureReader | None = None
     passes = 0
     rows = 0
 

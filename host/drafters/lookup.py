@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from hexgraft.host.drafters.base import Limits
 from hexgraft.host.drafters.calibration import Calibration, trials
+from hexgraft.host.drafters.features import FeatureReader
 from hexgraft.host.drafters.suffix_index import SuffixIndex
 from hexgraft.host.tree import ROOT, Draws, TokenTree, TreeBuilder
 from hexgraft.models.errors import UsageError
@@ -66,6 +67,7 @@ class Lookup:
 
     name = "lookup"
     draws: Draws | None = Draws.RANKED
+    reader: FeatureReader | None = None
     passes = 0
     rows = 0
 

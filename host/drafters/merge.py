@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from hexgraft.host.drafters.base import Drafter, Limits
 from hexgraft.host.drafters.calibration import Calibration
+from hexgraft.host.drafters.features import FeatureReader
 from hexgraft.host.tree import ROOT, Draws, TokenTree, TreeBuilder, single
 
 _UNKNOWN = 0.5
@@ -36,6 +37,10 @@ class Merge:
         self._calibrations = (Calibration(), Calibration())
         self._trees: tuple[TokenTree, TokenTree | None] = (single(0), None)
         self._origin: list[Pair] = [(ROOT, ROOT)]
+
+    @property
+    def reader(self) -> FeatureReader | None:
+        return self._drafters[1].reader or self._drafters[0].reader
 
     @property
     def passes(self) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hexgraft.host.drafters.features import FeatureReader
 from hexgraft.host.drafters.follow import Follow
 from hexgraft.host.sampling import Distribution, History, Sampling, row_distribution
 from hexgraft.host.session import Rows, Session, TopK, Visibility, causal, prefill
@@ -42,6 +43,16 @@ class DraftModel:
     def capacity(self) -> int:
         return self.session.spec.capacity
 
+    @property
+    def length(self) -> int:
+        """Tokens of the text that are in the cache, or went before it."""
+        return self.committed
+
+    @property
+    def reader(self) -> FeatureReader | None:
+        """Who wants the target's features, where the draft is a head."""
+        return None
+
     def begin(self, tokens: Sequence[int], keep: int = 0) -> None:
         """Prefill all tokens but the last, in passes of the widest graph. Not counted as draft passes.
 
@@ -67,7 +78,7 @@ class DraftModel:
         rows, row = self._root(tokens)
         if self._follow is None:
             return rows.topk(k, [row])
-        return self._follow.rank(rows, [row], k, [self.committed], [self._history])
+        return self._follow.rank(rows, [row], k, [self.length], [self._history])
 
     def expand(self, builder: TreeBuilder, nodes: Sequence[int], k: int) -> TopK:
         """Forward some nodes of the tree in one pass; the k best children of each, in the order of `nodes`.
@@ -77,7 +88,7 @@ class DraftModel:
         rows = self._nodes(builder, nodes)
         if self._follow is None:
             return rows.topk(k)
-        positions = [self.committed + builder.depths[node] for node in nodes]
+        positions = [self.length + builder.depths[node] for node in nodes]
         histories = [self._after(builder, node, self._follow.sampling) for node in nodes]
         return self._follow.rank(rows, range(len(nodes)), k, positions, histories)
 
@@ -177,6 +188,10 @@ class ModelDrafter:
 
     def __init__(self, model: DraftModel) -> None:
         self._model = model
+
+    @property
+    def reader(self) -> FeatureReader | None:
+        return self._model.reader
 
     @property
     def passes(self) -> int:

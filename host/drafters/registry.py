@@ -9,6 +9,7 @@ from hexgraft.host.drafters.base import Drafter, NoDraft
 from hexgraft.host.drafters.best_first import BestFirst, BestFirstKnobs
 from hexgraft.host.drafters.chain import Chain
 from hexgraft.host.drafters.follow import followed
+from hexgraft.host.drafters.head import HeadModel
 from hexgraft.host.drafters.knobs import Knobs, LevelsKnobs, MergeKnobs
 from hexgraft.host.drafters.levels import Levels
 from hexgraft.host.drafters.lookup import Lookup, LookupKnobs
@@ -64,8 +65,8 @@ def make_drafter(
     verifier = verifier or Match(sampling.seed)
     if name == "sampled":
         draws = verifier.draws if isinstance(verifier, Residual) else Draws.DISTINCT
-        return Sampled(DraftModel(open_draft()), draws, sampling, table)
-    model = DraftModel(open_draft(), followed(sampling, verifier))
+        return Sampled(_draft_model(bundle, open_draft()), draws, sampling, table)
+    model = _draft_model(bundle, open_draft(), followed(sampling, verifier))
     if name == "lookup+levels":
         lookup = Lookup(corpus, knobs.of(LookupKnobs))
         return Merge(lookup, _levels(model, knobs), enough=knobs.of(MergeKnobs).enough)
@@ -74,6 +75,12 @@ def make_drafter(
     if name == "chain":
         return Chain(model)
     return _levels(model, knobs) if name == "levels" else BestFirst(model, knobs.of(BestFirstKnobs))
+
+
+def _draft_model(bundle: Bundle, session: Session, follow: Sampling | None = None) -> DraftModel:
+    if bundle.model("draft").head is not None:
+        return HeadModel(session, bundle, follow)
+    return DraftModel(session, follow)
 
 
 def _levels(model: DraftModel, knobs: Knobs) -> Levels:

@@ -53,7 +53,7 @@ class Sampled(Filled):
         assert self.draws is not None
         proposal = Proposal(self.draws, draft.ids, draft.probabilities())
         builder.propose(node, proposal)
-        return draw_children(proposal, count, self._sources(self._model.committed + builder.depths[node]))
+        return draw_children(proposal, count, self._sources(self._model.length + builder.depths[node]))
 
 
 def draw_children(proposal: Proposal, count: int, source: Source) -> Candidates:

@@ -200,6 +200,7 @@ class Fixed:
     """Proposes a tree that was written down."""
 
     draws: Draws | None = Draws.RANKED
+    reader = None
 
     def __init__(self, name: str, paths: Sequence[tuple[str, float]]) -> None:
         self.name = name
