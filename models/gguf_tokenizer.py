@@ -50,7 +50,7 @@ PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
 _WHOLE_WORDS = {"llama-bpe", "tekken"}
 _ADDS_BOS = {"llama-bpe", "tekken"}
 _NFC = {"qwen2", "deepseek-r1-qwen"}
-_LONGEST_PIECE = 256
+LONGEST_PIECE = 256
 _SPECIAL_IDS = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -66,8 +66,10 @@ def tokenizer_from_gguf(file: GgufFile, vocab: int) -> TokenizerFiles:
     require_ids((len(tokens) - 1,), vocab, where)
     model, pre = _model(file)
     known = {token: number for number, token in enumerate(tokens) if kinds[number] != _UNUSED}
-    settings = _spm_settings(file, tokens, known) if model == "llama" else _bpe_settings(file, known, pre)
-    tokenizer_json = _tokenizer_json(tokens, kinds, settings)
+    settings = (
+        _spm_settings(file, tokens, known) if model == "llama" else bpe_parts(known, _merges(file), pre)
+    )
+    tokenizer_json = assemble(_added(tokens, kinds), settings)
     load_tokenizer(tokenizer_json, where)
     special = {
         name: tokens[number] for name, key in _SPECIAL_IDS.items() if (number := _id(file, key, tokens)) >= 0
@@ -148,12 +150,13 @@ def _id(file: GgufFile, key: str, tokens: list[str]) -> int:
     return number
 
 
-def _bpe_settings(file: GgufFile, known: dict[str, int], pre: str) -> dict[str, Any]:
+def bpe_parts(known: dict[str, int], merges: list[list[str]], pre: str) -> dict[str, Any]:
+    """A byte-level BPE that cuts text as `pre` does: its parts of a tokenizer.json."""
     return {
         "normalizer": {"type": "NFC"} if pre in _NFC else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": PRE_TOKENIZERS[pre]},
         "decoder": _GPT2,
-        "model": {"ignore_merges": pre in _WHOLE_WORDS, "vocab": known, "merges": _merges(file)},
+        "model": {"ignore_merges": pre in _WHOLE_WORDS, "vocab": known, "merges": merges},
     }
 
 
@@ -164,7 +167,7 @@ def _spm_settings(file: GgufFile, tokens: list[str], known: dict[str, int]) -> d
     if not all(isinstance(score, float) and math.isfinite(score) for score in scores):
         raise CheckpointError(f"{file.path}: tokenizer.ggml.scores holds something that is not a number")
     longest = max(map(len, known), default=0)
-    if longest > _LONGEST_PIECE:
+    if longest > LONGEST_PIECE:
         raise CheckpointError(f"{file.path} has a token of {longest} letters, which no tokenizer needs")
     unknown = _id(file, "unknown_token_id", tokens)
     model = {
@@ -177,14 +180,18 @@ def _spm_settings(file: GgufFile, tokens: list[str], known: dict[str, int]) -> d
     return spm_parts(bool(file.fields.get("tokenizer.ggml.add_space_prefix", True))) | {"model": model}
 
 
-def _tokenizer_json(tokens: list[str], kinds: list[int], settings: dict[str, Any]) -> str:
-    """Unused tokens (rows that only pad the embedding) stay out, as in the models' own tokenizer.json."""
+def _added(tokens: list[str], kinds: list[int]) -> list[dict[str, Any]]:
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    added = [
+    return [
         {"id": number, "content": token, **flags, "special": kinds[number] == _CONTROL}
         for number, token in enumerate(tokens)
         if kinds[number] in (_CONTROL, _USER_DEFINED)
     ]
+
+
+def assemble(added: list[dict[str, Any]], settings: dict[str, Any]) -> str:
+    """A tokenizer.json of its added tokens and its parts, the model a BPE. Unused tokens (rows that only pad
+    the embedding) stay out, as in the models' own."""
     model = {
         "type": "BPE",
         "dropout": None,

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from hexgraft.models.checkpoint import TokenizerFiles
 from hexgraft.models.errors import CheckpointError
+from hexgraft.models.hf_vocabulary import rebuilt_tokenizer
 from hexgraft.models.json_file import read_json, read_text
 from hexgraft.models.tokenizer import load_tokenizer, require_ids, stop_tokens
 
@@ -25,12 +26,12 @@ def tokenizer_from_hf(
     generation_config.json, or else of config.json, and what `stop_tokens` adds. Raises CheckpointError.
     """
     path = folder / "tokenizer.json"
-    if not path.exists():
-        raise CheckpointError(
-            f"{folder} has no tokenizer.json",
-            "write one with transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)",
-        )
-    tokenizer_json = _unpadded(path)
+    settings = _optional(folder / "tokenizer_config.json")
+    if path.exists():
+        tokenizer_json = _unpadded(path)
+    else:
+        tokenizer_json, unsaid = rebuilt_tokenizer(folder, config, settings)
+        settings = unsaid | settings
     tokenizer = load_tokenizer(tokenizer_json, str(path))
     beyond = [number for number in tokenizer.get_added_tokens_decoder() if number >= vocab]
     if beyond:
@@ -41,7 +42,6 @@ def tokenizer_from_hf(
                 f"left out: {len(beyond)} special tokens of its tokenizer that the model has no row for"
             )
     require_ids(tokenizer.get_vocab(with_added_tokens=True).values(), vocab, str(path))
-    settings = _optional(folder / "tokenizer_config.json")
     special = _special(settings)
     template = _chat_template(folder, settings)
     stops = _named_stops(folder, config)
