@@ -17,7 +17,7 @@ from hexgraft.models.blocks import require_finite, row_ranges
 from hexgraft.models.checkpoint import TokenizerFiles
 from hexgraft.models.config import ModelConfig, tensor_shapes
 from hexgraft.models.errors import CheckpointError
-from hexgraft.models.gguf_blocks import BITS, Blocks, read_blocks
+from hexgraft.models.gguf_blocks import BITS, WITH_MINIMA, Blocks, read_blocks
 from hexgraft.models.gguf_config import config_from_gguf
 from hexgraft.models.gguf_file import GgufTensor, open_gguf
 from hexgraft.models.gguf_names import gguf_sources
@@ -86,6 +86,15 @@ class GgufCheckpoint:
         kind = self._file.tensors[self._sources[name].tensor].kind
         spread = self.config.rotated is not None and name.rpartition(".")[2] in ROTATED
         return kind if kind in BITS and not spread else None
+
+    def block_bits(self, name: str) -> int | None:
+        """Bits of a matrix that `quantised` gives as it is, None for others."""
+        kind = self.block_kind(name)
+        return None if kind is None else BITS[kind]
+
+    def block_minima(self, name: str) -> bool:
+        """Whether a matrix has blocks whose minima are no whole number of scales."""
+        return self.block_kind(name) == WITH_MINIMA
 
     def quantised(self, name: str) -> Iterator[Blocks]:
         """Row blocks of a matrix that has a `block_kind`, as the file quantised them."""

@@ -17,8 +17,9 @@ from hexgraft.models.blocks import require_finite, row_ranges
 from hexgraft.models.checkpoint import TokenizerFiles
 from hexgraft.models.config import ModelConfig, tensor_shapes
 from hexgraft.models.errors import CheckpointError
+from hexgraft.models.gguf_blocks import Blocks
 from hexgraft.models.hf_config import config_from_hf
-from hexgraft.models.hf_int4 import Packing, dequantised, packing_from_hf
+from hexgraft.models.hf_int4 import Packing, Read, as_blocks, dequantised, packing_from_hf, zero_points
 from hexgraft.models.hf_names import Source, file_shapes, hf_sources, ignorable
 from hexgraft.models.hf_tensors import HfTensors, clip
 from hexgraft.models.hf_tokenizer import tokenizer_from_hf
@@ -67,6 +68,51 @@ class HfCheckpoint:
         for block in blocks(source, shape, self.config.head_dim if rotated else 1):
             yield spread_heads(block, self.config) if rotated else block
 
+    def block_bits(self, name: str) -> int | None:
+        """Bits of a matrix that lies in whole blocks of 32 inputs in the folder, which `quantised` gives as
+        they are; None for others. At 8 bits the zero is in the middle."""
+        source, packing = self._sources[name], self._packing
+        if packing is None or source.tensor not in self._packed:
+            return None
+        spread = self.config.rotated is not None and name.rpartition(".")[2] in ROTATED
+        order = self._order(source.tensor)
+        if (
+            spread
+            or not packing.in_blocks(self._shapes[name][1])
+            or (order is not None and (order != packing.consecutive(len(order))).any())
+        ):
+            return None
+        middle = packing.bits == 4 or (zero_points(packing, self._reader(source.tensor)) == 128).all()
+        return packing.bits if middle else None
+
+    def block_minima(self, name: str) -> bool:
+        """Whether a matrix has blocks whose minima no zero from 0 to 15 says: GPTQ's zeros go to 16."""
+        packing = self._packing
+        if packing is None or packing.bits != 4:
+            return False
+        return bool((zero_points(packing, self._reader(self._sources[name].tensor)) > 15).any())
+
+    def quantised(self, name: str) -> Iterator[Blocks]:
+        """Row blocks of a matrix that has `block_bits`, as the folder quantised them."""
+        source, packing = self._sources[name], self._packing
+        assert packing is not None  # it has block_bits
+        scales, read = _base(source) + "scales", self._reader(source.tensor)
+        for start, stop in row_ranges(self._shapes[name], packing.each):
+            blocks = as_blocks(packing, read, source.first + start, source.first + stop)
+            require_finite(blocks.scales, scales, self.path / self._tensors.files[scales])
+            yield blocks
+
+    def _reader(self, tensor: str) -> Read:
+        base, tensors = tensor.removesuffix("weight"), self._tensors
+        return lambda suffix, *where: tensors.read(base + suffix, *where)
+
+    def _order(self, tensor: str) -> NDArray[np.int32] | None:
+        name = tensor.removesuffix("weight") + "g_idx"
+        if name not in self._tensors.files:
+            return None
+        order: NDArray[np.int32] = self._tensors.read(name, slice(None))
+        return order
+
     def _plain_blocks(
         self, source: Source, shape: tuple[int, ...], multiple: int
     ) -> Iterator[NDArray[np.float32]]:
@@ -81,17 +127,14 @@ class HfCheckpoint:
     ) -> Iterator[NDArray[np.float32]]:
         packing = self._packing
         assert packing is not None  # whatever is in _packed was checked against it
-        base, tensors = source.tensor.removesuffix("weight"), self._tensors
-        order = tensors.read(base + "g_idx", slice(None)) if base + "g_idx" in tensors.files else None
+        scales, read, order = (
+            _base(source) + "scales",
+            self._reader(source.tensor),
+            self._order(source.tensor),
+        )
         for start, stop in row_ranges(shape, math.lcm(packing.each, multiple)):
-            block = dequantised(
-                packing,
-                lambda suffix, *where: tensors.read(base + suffix, *where),
-                source.first + start,
-                source.first + stop,
-                order,
-            )
-            yield require_finite(block, base + "scales", self.path / tensors.files[base + "scales"])
+            block = dequantised(packing, read, source.first + start, source.first + stop, order)
+            yield require_finite(block, scales, self.path / self._tensors.files[scales])
 
     def _check_tensors(self) -> None:
         files = self._tensors.files
@@ -116,9 +159,15 @@ class HfCheckpoint:
             kinds[kind] += int(np.prod(shape))
         self.source_format = f"safetensors {kinds.most_common(1)[0][0]}"
         if self._packed:
-            self.notes.append(
-                f"its weights are {self._packing}: dequantised to float32, not taken as they are"
-            )
+            self.notes.append(f"its weights are {self._packing}: {self._use()}")
+
+    def _use(self) -> str:
+        """What becomes of packed weights, told by those of the first layer."""
+        names = [name for name in self._shapes if name.startswith("layers.0.")]
+        bits = {self.block_bits(name) for name in names if self._sources[name].tensor in self._packed}
+        if bits == {4} or bits == {8}:
+            return f"kept as they are by --cpu-precision w{min(bits)}, else dequantised to float32"
+        return "dequantised to float32, since their groups are not whole blocks of 32 inputs in order"
 
     def _require_packed(self, name: str, shape: tuple[int, ...]) -> str:
         packing: Packing | None = self._packing
@@ -139,6 +188,11 @@ class HfCheckpoint:
             return False
         self._tensors.header(name)
         return not self._tensors.read(name, slice(None)).any()
+
+
+def _base(source: Source) -> str:
+    """What the names of a packed matrix's tensors begin with."""
+    return source.tensor.removesuffix("weight")
 
 
 def to_float32(rows: NDArray[Any]) -> NDArray[np.float32]:

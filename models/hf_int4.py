@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hexgraft.models.errors import CheckpointError
+from hexgraft.models.gguf_blocks import BLOCK, Blocks
 from hexgraft.models.json_file import Fields
 
 METHODS = ("gptq", "awq")
@@ -53,6 +54,16 @@ class Packing:
         packed = (inner // self.each, out) if self.method == "gptq" else (inner, out // self.each)
         return {"qweight": packed, "qzeros": (groups, out // self.each), "scales": (groups, out)}
 
+    def consecutive(self, inner: int) -> NDArray[np.intp]:
+        """The group of each of `inner` inputs where groups are consecutive."""
+        if not self.group:
+            return np.zeros(inner, np.intp)
+        return np.minimum(np.arange(inner) // self.group, self.groups(inner) - 1)
+
+    def in_blocks(self, inner: int) -> bool:
+        """Whether consecutive groups of a matrix of `inner` inputs are made of whole blocks of 32."""
+        return self.bits in (4, 8) and inner % BLOCK == 0 and self.group % BLOCK == 0
+
     def __str__(self) -> str:
         return f"{self.method} int{self.bits}"
 
@@ -91,6 +102,39 @@ def dequantised(
 
     `order` [in] names the group of each input where the folder says (g_idx), else groups are consecutive.
     """
+    values, zeros, scales = _read(packing, read, start, stop)
+    inner, count = values.shape[0], scales.shape[0]
+    place = packing.consecutive(inner)
+    if order is not None:
+        if order.min(initial=0) < 0 or order.max(initial=0) >= count:
+            raise CheckpointError(f"a quantised matrix names a group beyond its {count} in g_idx")
+        place = order
+    rows = values.astype(np.float32)
+    rows -= zeros[place]
+    with np.errstate(invalid="ignore"):  # a damaged scale; the caller looks for NaN
+        rows *= scales[place]
+    return np.ascontiguousarray(rows.T)
+
+
+def as_blocks(packing: Packing, read: Read, start: int, stop: int) -> Blocks:
+    """The same rows as the file has them, in blocks of 32 inputs; groups must be consecutive and whole
+    blocks (`Packing.in_blocks`)."""
+    values, zeros, scales = _read(packing, read, start, stop)
+    place = packing.consecutive(values.shape[0])[::BLOCK]
+    steps = np.ascontiguousarray(scales.T[:, place])
+    minima = -np.ascontiguousarray(zeros.T[:, place]) * steps
+    return Blocks(np.ascontiguousarray(values.T).reshape(stop - start, -1, BLOCK), steps, minima)
+
+
+def zero_points(packing: Packing, read: Read) -> NDArray[np.float32]:
+    """Every zero of a matrix, [groups, out]: what is taken off its integers."""
+    return _unpack(packing, read("qzeros", slice(None), slice(None)), axis=1) + np.float32(packing.shift)
+
+
+def _read(
+    packing: Packing, read: Read, start: int, stop: int
+) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.float32]]:
+    """Integers [in, rows], zeros [groups, rows] and scales [groups, rows] of rows [start, stop)."""
     everything, columns = slice(None), slice(start, stop)
     words = slice(start // packing.each, stop // packing.each)
     scales = read("scales", everything, columns).astype(np.float32)
@@ -99,19 +143,7 @@ def dequantised(
         values = _unpack(packing, read("qweight", everything, columns), axis=0)
     else:
         values = _unpack(packing, read("qweight", everything, words), axis=1)
-    inner, count = values.shape[0], scales.shape[0]
-    place = (
-        np.minimum(np.arange(inner) // packing.group, count - 1) if packing.group else np.zeros(inner, int)
-    )
-    if order is not None:
-        if order.min(initial=0) < 0 or order.max(initial=0) >= count:
-            raise CheckpointError(f"a quantised matrix names a group beyond its {count} in g_idx")
-        place = order
-    rows = values.astype(np.float32)
-    rows -= (zeros + np.float32(packing.shift))[place]
-    with np.errstate(invalid="ignore"):  # a damaged scale; the caller looks for NaN
-        rows *= scales[place]
-    return np.ascontiguousarray(rows.T)
+    return values, zeros + np.float32(packing.shift), scales
 
 
 def _unpack(packing: Packing, words: NDArray[Any], axis: int) -> NDArray[np.uint8]:

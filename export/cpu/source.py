@@ -8,9 +8,10 @@ import numpy as np
 
 from hexgraft.export.cpu.packing import round_rows
 from hexgraft.export.weights import Tensors
-from hexgraft.models.gguf_blocks import BITS, WITH_MINIMA, Blocks
+from hexgraft.models.gguf_blocks import Blocks
 from hexgraft.models.gguf_checkpoint import GgufCheckpoint
 from hexgraft.models.graph import Part
+from hexgraft.models.hf_checkpoint import HfCheckpoint
 from hexgraft.models.vocabulary import FittedDraft
 
 
@@ -22,7 +23,7 @@ def has_blocks(checkpoint: Tensors, tensor: str, bits: int) -> bool:
 def has_minima(checkpoint: Tensors, tensor: str, bits: int) -> bool:
     """Whether these blocks have minima that are no whole number of scales."""
     found = _with_blocks(checkpoint, tensor, bits)
-    return found is not None and found.block_kind(tensor) == WITH_MINIMA
+    return found is not None and found.block_minima(tensor)
 
 
 def read_part(checkpoint: Tensors, part: Part, bits: int) -> Iterator[Blocks]:
@@ -37,10 +38,9 @@ def read_part(checkpoint: Tensors, part: Part, bits: int) -> Iterator[Blocks]:
         yield Blocks(blocks.values, blocks.scales * scale, blocks.minima * scale)
 
 
-def _with_blocks(checkpoint: Tensors, tensor: str, bits: int) -> GgufCheckpoint | None:
+def _with_blocks(checkpoint: Tensors, tensor: str, bits: int) -> GgufCheckpoint | HfCheckpoint | None:
     if isinstance(checkpoint, FittedDraft) and tensor not in ("embed", "head"):
         checkpoint = checkpoint.inner
-    if not isinstance(checkpoint, GgufCheckpoint):
+    if not isinstance(checkpoint, GgufCheckpoint | HfCheckpoint):
         return None
-    kind = checkpoint.block_kind(tensor)
-    return checkpoint if kind is not None and BITS[kind] == bits else None
+    return checkpoint if checkpoint.block_bits(tensor) == bits else None

@@ -12,8 +12,12 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from tiny import read_tiny_weights, write_tiny_hf
 
+from hexgraft.export.cpu.packing import Packing, pack_rows, unpack
+from hexgraft.export.cpu.source import read_part
 from hexgraft.models.checkpoint import open_checkpoint
 from hexgraft.models.errors import CheckpointError
+from hexgraft.models.graph import Part
+from hexgraft.models.hf_checkpoint import HfCheckpoint
 
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 QUANTISED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -28,7 +32,14 @@ def packed(values: NDArray[np.int64], bits: int, order: list[int] | None = None)
     return words.astype(np.uint32).view(np.int32)
 
 
-def write_quantised(path: Path, method: str, bits: int = 4, group: int = 32, act_order: bool = False) -> Any:
+def write_quantised(
+    path: Path,
+    method: str,
+    bits: int = 4,
+    group: int = 32,
+    act_order: bool = False,
+    middle: bool = False,
+) -> Any:
     """A tiny folder whose matrices are replaced by random packed ones; their exact values by name."""
     write_tiny_hf(path, layers=2)
     weights, exact, rng = read_tiny_weights(path), {}, np.random.default_rng(0)
@@ -38,10 +49,12 @@ def write_quantised(path: Path, method: str, bits: int = 4, group: int = 32, act
             tensors[name] = array
             continue
         out, inner = array.shape
-        groups = inner // group if group > 0 else 1
+        groups = -(-inner // group) if group > 0 else 1
         size = group if group > 0 else inner
         values = rng.integers(0, 1 << bits, (out, inner))
-        zeros = rng.integers(1, 1 << bits, (groups, out))
+        zeros = rng.integers(1, (1 << bits) + (method == "gptq"), (groups, out))
+        if middle:
+            zeros[:] = 1 << (bits - 1)
         scales = rng.uniform(0.01, 0.02, (groups, out)).astype(np.float16)
         place = np.arange(inner) // size
         if act_order:
@@ -93,6 +106,47 @@ def test_dequantised_matrices_are_exact(
             np.testing.assert_allclose(np.concatenate(blocks), expected, rtol=1e-6, atol=1e-7)
     assert checkpoint.source_format == f"safetensors {method} int{settings.get('bits', 4)}"
     assert any("dequantised" in note for note in checkpoint.notes)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "bits"),
+    [
+        ("gptq", {}, 4),
+        ("gptq", {"group": 64}, 4),
+        ("gptq", {"group": -1}, 4),
+        ("awq", {}, 4),
+        ("gptq", {"group": 16}, None),
+        ("gptq", {"act_order": True}, None),
+        ("gptq", {"bits": 8}, None),
+        ("gptq", {"bits": 8, "middle": True}, 8),
+        ("gptq", {"bits": 2}, None),
+    ],
+    ids=str,
+)
+def test_blocks_are_the_folders_own(
+    tmp_path: Path, method: str, settings: dict[str, Any], bits: int | None
+) -> None:
+    """Integers, scales and zeros as they lie there, wherever 32 inputs in a row share them; and what a packed
+    export stores of them stands for the same numbers."""
+    exact = write_quantised(tmp_path / "m", method, **settings)
+    checkpoint = open_checkpoint(tmp_path / "m")
+    assert isinstance(checkpoint, HfCheckpoint)
+    for part, name in (("q", "self_attn.q_proj"), ("down", "mlp.down_proj")):
+        tensor = f"layers.1.{part}"
+        assert checkpoint.block_bits(tensor) == bits
+        if bits is None:
+            continue
+        expected = exact[f"model.layers.1.{name}.weight"]
+        rests = bits == 4 and checkpoint.block_minima(tensor)
+        packing = Packing(*expected.shape, bits, rests=rests)
+        rows = list(read_part(checkpoint, Part(tensor, 0.5), bits))
+        values = np.concatenate([unpack(pack_rows(block, packing), packing) for block in rows])
+        np.testing.assert_allclose(values, 0.5 * expected, rtol=1e-5, atol=1e-6)
+        found = np.concatenate([block.dequantised() for block in checkpoint.quantised(tensor)])
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    (note,) = (note for note in checkpoint.notes if "int" in note)
+    assert ("kept as they are by --cpu-precision" in note) == (bits is not None)
+    assert checkpoint.block_bits("embed") is None
 
 
 @pytest.mark.parametrize(
