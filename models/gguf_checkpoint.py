@@ -94,7 +94,7 @@ class GgufCheckpoint:
 
     def block_minima(self, name: str) -> bool:
         """Whether a matrix has blocks whose minima are no whole number of scales."""
-        return self.block_kind(name) == WITH_MINIMA
+        return self.block_kind(name) is WITH_MINIMA
 
     def quantised(self, name: str) -> Iterator[Blocks]:
         """Row blocks of a matrix that has a `block_kind`, as the file quantised them."""

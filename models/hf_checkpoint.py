@@ -158,15 +158,15 @@ class HfCheckpoint:
             kind = self._require_packed(name, shape) if packed else self._tensors.require(name, shape)
             kinds[kind] += int(np.prod(shape))
         self.source_format = f"safetensors {kinds.most_common(1)[0][0]}"
-        if self._packed:
-            self.notes.append(f"its weights are {self._packing}: {self._use()}")
+        if self._packed and self._packing is not None:
+            self.notes.append(f"its weights are {self._packing}: {self._use(self._packing)}")
 
-    def _use(self) -> str:
+    def _use(self, packing: Packing) -> str:
         """What becomes of packed weights, told by those of the first layer."""
         names = [name for name in self._shapes if name.startswith("layers.0.")]
         bits = {self.block_bits(name) for name in names if self._sources[name].tensor in self._packed}
-        if bits == {4} or bits == {8}:
-            return f"kept as they are by --cpu-precision w{min(bits)}, else dequantised to float32"
+        if bits in ({4}, {8}):
+            return f"kept as they are by --cpu-precision w{packing.bits}, else dequantised to float32"
         return "dequantised to float32, since their groups are not whole blocks of 32 inputs in order"
 
     def _require_packed(self, name: str, shape: tuple[int, ...]) -> str:

@@ -104,7 +104,7 @@ def dequantised(
     """
     values, zeros, scales = _read(packing, read, start, stop)
     inner, count = values.shape[0], scales.shape[0]
-    place = packing.consecutive(inner)
+    place: NDArray[np.intp] | NDArray[np.int32] = packing.consecutive(inner)
     if order is not None:
         if order.min(initial=0) < 0 or order.max(initial=0) >= count:
             raise CheckpointError(f"a quantised matrix names a group beyond its {count} in g_idx")
