@@ -49,14 +49,16 @@ class _Linked:
 @dataclass
 class Workshop:
     """Files by the id of their model or data set, in `root`. `spoil` puts an operator into every graph that
-    the NPU does not have."""
+    the NPU does not have, `distort` has inference give nonsense."""
 
     root: Path
     release: str = "2.51"
     spoil: bool = False
+    distort: bool = False
     results: dict[str, Any] = field(default_factory=dict)
     linked: dict[str, _Linked] = field(default_factory=dict)
     compiled: list[str] = field(default_factory=list)
+    wrappers: list[Path] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def file(self, name: str) -> Path:
@@ -130,24 +132,41 @@ class Workshop:
     def infer(self, model: str, inputs: str, outputs: str, text: str) -> list[int]:
         """Run one graph of a binary on the emulator; made-up times in microseconds, longer for more rows."""
         chosen = parse(text)["qnn_options"]["context_enable_graphs"]
-        linked = self.linked.get(model)
-        if linked is None or chosen not in linked.graphs:
-            raise Broken(f"the context binary has no graph {chosen}")
         with h5py.File(self.file(inputs)) as stored:
             given = {name: arrays[0] for name, arrays in h5_to_dataset_entries(stored).items()}
         folder = self.file(f"{outputs}.run")
         folder.mkdir()
-        compiled = self._compile({"single": linked.graphs[chosen]}, folder, "single", linked.soc_model)
+        wrapper, soc_model = self._alone(model, chosen, folder)
         np.savez(folder / "in.npz", **given)
         command = [sys.executable, str(Path(__file__).with_name("hub_emulator.py"))]
-        command += [str(compiled.wrappers[0]), str(linked.soc_model), str(folder)]
+        command += [str(wrapper), str(soc_model), str(folder)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise Broken(done.stderr.strip().splitlines()[-1] if done.stderr else "the runtime crashed")
         with np.load(folder / "out.npz") as found, h5py.File(self.file(outputs), "w") as stored:
-            dataset_entries_to_h5({name: [found[name]] for name in found.files}, stored)
+            sign = -1 if self.distort else 1
+            dataset_entries_to_h5({name: [sign * found[name]] for name in found.files}, stored)
         rows = next(iter(given.values())).shape[1]
         return [1000 + 10 * rows + step for step in (2, 1, 3, 0, 4)]
+
+    def _alone(self, model: str, graph: str, folder: Path) -> tuple[Path, int]:
+        """A wrapper of one graph that the emulator can load, and its chip. What was linked is compiled once
+        more by itself; an uploaded binary is taken as it is, its wrapper from `wrappers`."""
+        linked = self.linked.get(model)
+        if linked is None:
+            content = self.file(model).read_bytes()
+            if graph.encode() not in content:
+                raise Broken(f"the context binary has no graph {graph}")
+            (wrapper,) = (path for path in self.wrappers if graph.encode() in path.read_bytes())
+            proto = onnx.load(wrapper, load_external_data=False)
+            (name,) = (item.s for item in proto.graph.node[0].attribute if item.name == "ep_cache_context")
+            (folder / name.decode()).write_bytes(content)
+            (folder / "single.onnx").write_bytes(wrapper.read_bytes())
+            return folder / "single.onnx", 57
+        if graph not in linked.graphs:
+            raise Broken(f"the context binary has no graph {graph}")
+        compiled = self._compile({"single": linked.graphs[graph]}, folder, "single", linked.soc_model)
+        return compiled.wrappers[0], linked.soc_model
 
     def _compile(self, models: dict[str, Path], folder: Path, name: str, soc_model: int) -> Compiled:
         soc = next(soc for soc in soc_table() if soc.soc_model == soc_model)

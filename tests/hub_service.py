@@ -57,7 +57,8 @@ class _Job:
 @dataclass
 class HubServer:
     """`jobs` and `models` are what was created, `seen` every request line; `slow` holds jobs back until it
-    is set again; `release` is the QAIRT release it says it has."""
+    is set again. With `credentials` files go by S3's own protocol instead of presigned addresses, which the
+    client does by itself if AWS_ENDPOINT_URL_S3 leads to `storage`."""
 
     folder: Path
     faults: list[Fault] = field(default_factory=list)
@@ -68,6 +69,7 @@ class HubServer:
     leaks: list[str] = field(default_factory=list)
     fail_jobs: dict[str, str] = field(default_factory=dict)
     forget: set[str] = field(default_factory=set)
+    credentials: bool = False
     open: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
@@ -108,6 +110,18 @@ class HubServer:
 
     def address(self, place: str) -> str:
         return f"http://127.0.0.1:{self.storage.server_port}/{place}?X-Signature={SIGNATURE}"
+
+    def key_to(self, place: str, filename: str = "") -> Any:
+        """Short-lived credentials for one object."""
+        return pb.S3Credentials(
+            bucket="shelf",
+            key=place,
+            filename=filename,
+            region="us-west-2",
+            access_key_id="AKIALOOPBACK",
+            secret_access_key=SIGNATURE,
+            session_token=SIGNATURE,
+        )
 
     def new_id(self, letter: str) -> str:
         with self.lock:
@@ -223,7 +237,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self.answer(body)
 
-    do_GET = do_POST = do_PUT = do_PATCH = handle_request
+    do_HEAD = do_GET = do_POST = do_PUT = do_PATCH = handle_request
 
     def _body(self) -> bytes:
         if self.headers.get("Transfer-Encoding") == "chunked":
@@ -243,6 +257,8 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
+        if self.command == "HEAD":
+            return
         if self.lost:  # the answer breaks off half way
             self.wfile.write(body[: len(body) // 2])
             self.close_connection = True
@@ -331,6 +347,10 @@ class _Api(_Handler):
         half = max(1, (int(self.query["file_size"][0]) + 1) // 2)  # two parts, so that both ways are walked
         urls = [self.hub.address(f"upload/{name}/{part}") for part in range(2)]
         answer = pb.FileUploadResponse()
+        if self.hub.credentials:
+            answer.credentials.CopyFrom(self.hub.key_to(name))
+            self.send(answer)
+            return
         answer.multipart_url.CopyFrom(
             pb.FileMultipartUploadURL(urls=urls, upload_id="u1", max_part_size=half)
         )
@@ -342,8 +362,16 @@ class _Api(_Handler):
         self.hub.models[name].file_upload_complete = True
         self.created(name)
 
+    def post_models_upload_complete(self, body: bytes, name: str) -> None:
+        self.hub.models[name].file_upload_complete = True
+        self.created(name)
+
     def get_models_download(self, body: bytes, name: str) -> None:
         answer = pb.FileDownloadResponse()
+        if self.hub.credentials:
+            answer.credentials.CopyFrom(self.hub.key_to(name, f"{name}.bin"))
+            self.send(answer)
+            return
         answer.url.url, answer.url.filename = self.hub.address(f"download/{name}"), f"{name}.bin"
         self.send(answer)
 
@@ -394,14 +422,24 @@ class _Api(_Handler):
 
 class _Storage(_Handler):
     def admitted(self) -> bool:
-        if self.headers.get("Authorization"):
+        if TOKEN in str(self.headers) + self.path:
             self.hub.leaks.append(self.path)
+        if self.hub.credentials and self.headers.get("X-Amz-Security-Token") == SIGNATURE:
+            return True
         if self.query.get("X-Signature") == [SIGNATURE]:
             return True
         self.reply(b"<Code>AccessDenied</Code>", "application/xml", 403)
         return False
 
     def answer(self, body: bytes) -> None:
+        if self.parts[0] == "shelf":
+            file = self.hub.workshop.file(self.parts[1])
+            if self.command == "PUT":
+                file.write_bytes(body)
+                self.reply(b"", "text/plain", ETag=f'"{self.parts[1]}"')
+                return
+            self.reply(file.read_bytes(), "application/octet-stream", ETag=f'"{self.parts[1]}"')
+            return
         if self.parts[0] == "download":
             self.reply(self.hub.workshop.file(self.parts[1]).read_bytes(), "application/octet-stream")
             return

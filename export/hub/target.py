@@ -78,7 +78,7 @@ def find_targets(
 def choose_release(
     offered: Sequence[tuple[str, bool]], wanted: str | None, here: str | None
 ) -> tuple[str | None, str]:
-    """The release to ask for (None for the service's own), and that it will be in words.
+    """The release to ask for (None for the service's own), and which it will be in words.
 
     `wanted` is the user's, `here` that of the installed onnxruntime-qnn, whose libraries go to phones.
     """
@@ -88,10 +88,10 @@ def choose_release(
         if offered and short not in names:
             raise UsageError(f"AI Hub does not offer QAIRT {wanted}", f"it offers {', '.join(names)}")
         return short, short
-    if here is not None and short_version(here) in names:
+    if here is not None and (not names or short_version(here) in names):
         return short_version(here), short_version(here)
     default = next((release for release, chosen in offered if chosen), None)
-    return None, default or "its own default"
+    return None, default or "of its own choice"
 
 
 def short_version(release: str) -> str:

@@ -12,6 +12,7 @@ import click
 
 from hexgraft.host.atomic_file import write_whole
 from hexgraft.host.bundle import Bundle
+from hexgraft.host.cli.authors import authors_option
 from hexgraft.host.cli.chat_input import ChatInput
 from hexgraft.host.cli.console import say, say_error, token_progress
 from hexgraft.host.cli.generation import Generation, generate, print_piece, summary
@@ -50,6 +51,7 @@ A line that ends in \\ goes on with the next. A message that begins with / is wr
 @baked_option
 @answer_options
 @draft_options
+@authors_option
 @sampling_options
 @session_options
 @verify_option

@@ -23,6 +23,7 @@ COMMANDS = (
     "doctor",
     "export",
     "fetch",
+    "hub",
     "import",
     "inspect",
     "lab",

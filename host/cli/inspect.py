@@ -64,6 +64,9 @@ def _show(bundle: Bundle, checked: str) -> None:
     tokenizer = manifest.tokenizer
     stops = ", ".join(map(str, tokenizer.stop_tokens)) or "none"
     out.print(f"tokenizer: stop tokens {stops}, chat template {'yes' if tokenizer.chat_template else 'no'}")
+    sampling = [f"{name} {value:g}" for name, value in tokenizer.generation.items()]
+    if sampling:
+        out.print(f"its authors sample with {_plain(', '.join(sampling))} (--sampling authors)")
     files = Table("file", "bytes", "sha256", title="files", title_justify="left")
     for name, entry in manifest.files.items():
         files.add_row(_plain(name), f"{entry.size:,}", _plain(entry.sha256[:16]))

@@ -13,6 +13,7 @@ from hexgraft.host.adb.phone import ROOT
 from hexgraft.host.adb.session import PROVIDERS, DeviceOptions
 from hexgraft.host.backends import BACKENDS, open_session, parse_width_option
 from hexgraft.host.bundle import Bundle, open_bundle
+from hexgraft.host.cli.authors import take_authors
 from hexgraft.host.cli.console import bytes_progress
 from hexgraft.host.cli.phone_options import build_options, soc_model
 from hexgraft.host.decode import DecodeOptions, Decoder
@@ -254,6 +255,7 @@ def open_decoder(bundle: Bundle, codec: TextCodec, answer: AnswerText, options: 
 
     `answer` follows what the decoder emits. `logprobs` may be among the options.
     """
+    take_authors(bundle, options)
     sampling = take_sampling(options)
     verifier = make_verifier(options["verifier"], sampling.seed)
     name = _drafter_name(bundle, options)

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from hexgraft.host.adb.phone import await_phone
+from hexgraft.host.cli.authors import authors_option
 from hexgraft.host.cli.console import print_json, say, stderr, token_progress
 from hexgraft.host.cli.generation import Generation, generate, logprobs_json, print_piece, summary
 from hexgraft.host.cli.interrupt import interruptible
@@ -48,6 +49,7 @@ from hexgraft.models.errors import INTERRUPTED, HexgraftError, UsageError
 @baked_option
 @answer_options
 @draft_options
+@authors_option
 @sampling_options
 @session_options
 @verify_option

@@ -73,18 +73,25 @@ class HtpSession(CpuSession):
 
 
 def choose_chains(
-    bundle: Bundle, role: str, soc: str | None = None, precision: str | None = None
+    bundle: Bundle,
+    role: str,
+    soc: str | None = None,
+    precision: str | None = None,
+    provider: str = PROVIDER,
 ) -> dict[tuple[int, int], list[GraphEntry]]:
-    """The emulator's graphs of one build: (width, capacity) -> its parts in order, ascending.
+    """The emulator's graphs of one build, or those of another `provider`: (width, capacity) -> its parts in
+    order, ascending.
 
     Raises BundleError if the bundle has none, or not every width at every capacity; UsageError if it has
     others than those asked for.
     """
-    graphs = [graph for graph in bundle.model(role).graphs if graph.provider == PROVIDER]
+    place, but = ("the HTP emulator", ", and not with `--host-widths none`")
+    if provider != PROVIDER:
+        place, but = "the NPU", ""
+    graphs = [graph for graph in bundle.model(role).graphs if graph.provider == provider]
     if not graphs:
         raise BundleError(
-            f"{bundle.path} has no {role} graphs for the HTP emulator",
-            "export with `--target htp --soc SOC`, and not with `--host-widths none`",
+            f"{bundle.path} has no {role} graphs for {place}", f"export with `--target htp --soc SOC`{but}"
         )
     wanted = [
         graph for graph in graphs if soc in (None, _htp(graph).soc) and precision in (None, graph.precision)
@@ -106,7 +113,7 @@ def choose_chains(
     for width, capacity in ((width, capacity) for width, _ in chains for _, capacity in chains):
         if (width, capacity) not in chains:
             raise BundleError(
-                f"{bundle.path} has no {role} graph of {width} rows over {capacity} slots for the emulator",
+                f"{bundle.path} has no {role} graph of {width} rows over {capacity} slots for {place}",
                 "export again: every width needs a graph for each capacity",
             )
     return dict(sorted(chains.items()))

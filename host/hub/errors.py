@@ -11,6 +11,16 @@ from hexgraft.models.errors import CONNECTION_LOST, HexgraftError
 AGAIN = "run the same command again later: it takes up its jobs where they are, none is paid for twice"
 TOKEN_HINT = "put it into ~/.qai_hub/client.ini: qai-hub configure --api_token TOKEN"
 _LONGEST = 300
+_LOST = (
+    "ConnectionError",
+    "Timeout",
+    "ChunkedEncodingError",
+    "ProtocolError",
+    "HTTPError",
+    "HTTPClientError",
+    "IncompleteReadError",
+    "RetriesExceededError",
+)
 
 
 class HubError(HexgraftError):
@@ -51,6 +61,8 @@ def translate(error: BaseException, doing: str, token: str) -> HubError:
     """The error of ours for whatever the client raised while `doing` something ("uploading target_ar8")."""
     status, said = _status(error), redact(_detail(error), token)
     because = f": {said}" if said else ""
+    if _is(error, "ClientError"):  # S3's; its credentials live for minutes, and each try gets fresh ones
+        return HubDown(f"the storage behind AI Hub refused {doing}{because}", AGAIN)
     if status in (401, 1000):
         return HubLogin(f"AI Hub does not take the token while {doing}", f"get a new one and {TOKEN_HINT}")
     if status == 403:
@@ -69,7 +81,7 @@ def translate(error: BaseException, doing: str, token: str) -> HubError:
         return HubBusy(f"AI Hub's quota or rate limit stops {doing}{because}", AGAIN)
     if status is not None and status >= 500:
         return HubDown(f"AI Hub failed with status {status} while {doing}", AGAIN)
-    if _lost(error):
+    if _is(error, *_LOST):
         return HubDown(f"the connection to AI Hub was lost while {doing}", AGAIN)
     return HubError(
         f"AI Hub refused {doing}{because}", "pip install --upgrade qai-hub, if it is not the input"
@@ -100,9 +112,9 @@ def _status(error: BaseException) -> int | None:
     return None
 
 
-def _lost(error: BaseException) -> bool:
-    names = {kind.__name__ for current in _chain(error) for kind in type(current).__mro__}
-    return bool(names & {"ConnectionError", "Timeout", "ChunkedEncodingError", "ProtocolError", "HTTPError"})
+def _is(error: BaseException, *names: str) -> bool:
+    """Whether it is, or came of, an error of one of these classes; those of four libraries get here."""
+    return any(kind.__name__ in names for current in _chain(error) for kind in type(current).__mro__)
 
 
 def _detail(error: BaseException) -> str:

@@ -245,3 +245,15 @@ def test_the_book_is_beside_the_unfinished_bundle(
     book = json.loads((tmp_path / ".b.unfinished" / BOOK).read_text(encoding="utf-8"))
     assert len(book["uploads"]) == 2
     assert {job["job_id"] for job in book["jobs"].values()} == set(account.jobs)
+
+
+def test_files_by_s3_s_own_protocol(
+    account: HubServer, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client's other way to move files, with short-lived credentials in place of presigned addresses."""
+    account.credentials = True
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{account.storage.server_port}")
+    bundle = export(checkpoint, tmp_path / "b", *VIA)
+    bundle.verify()
+    assert {line.split("/")[0] for line in account.seen if "/shelf/" in line} == {"PUT ", "HEAD ", "GET "}
+    assert not any("/upload/" in line or line.startswith("GET /download") for line in account.seen)

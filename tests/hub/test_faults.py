@@ -113,17 +113,17 @@ def test_a_refusal_that_lasts(
 
 
 @pytest.mark.parametrize(
-    "match",
+    ("match", "status"),
     [
-        "GET /api/v1/devices",
-        "POST /api/v1/models/$",
-        "PUT /upload",
-        "POST /api/v1/jobs",
-        "GET /api/v1/jobs",
-        "GET /download",
+        ("GET /api/v1/devices", 500),
+        ("POST /api/v1/models/$", 429),
+        ("PUT /upload", 503),
+        ("POST /api/v1/jobs", 429),
+        ("POST /api/v1/jobs", 500),
+        ("GET /api/v1/jobs", 429),
+        ("GET /download", 503),
     ],
 )
-@pytest.mark.parametrize("status", [429, 500])
 def test_a_refusal_that_passes(
     match: str, status: int, account: HubServer, export: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -153,6 +153,24 @@ def test_nobody_there(account: HubServer, export: tuple[str, ...]) -> None:
     account.close()
     message, _ = error_of(hexgraft(*export))
     assert message == "the connection to AI Hub was lost while listing devices"
+
+
+def test_storage_credentials_that_ran_out(
+    account: HubServer, export: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They last minutes; the next try gets new ones."""
+    account.credentials = True
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{account.storage.server_port}")
+    expired = "<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
+    account.faults.append(Fault("PUT /shelf", 9, 403, expired))
+    result = hexgraft(*export)
+    assert result.exit_code == CONNECTION_LOST
+    assert "the storage behind AI Hub refused uploading hexgraft target_ar1_cl65" in error_of_last(result)[0]
+    account.faults[:] = [Fault("PUT /shelf", 1, 403, expired), Fault("HEAD /shelf", 1, 403, expired)]
+    done = hexgraft(*export)
+    assert done.exit_code == 0, done.stderr
+    assert [fault.times for fault in account.faults] == [0, 0]
+    assert SIGNATURE not in result.output + done.output
 
 
 # ----------------------------------------------------------------- jobs
