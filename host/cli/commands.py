@@ -24,6 +24,7 @@ COMMANDS = (
     "export",
     "fetch",
     "hub",
+    "hub",
     "import",
     "inspect",
     "lab",
