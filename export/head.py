@@ -17,13 +17,13 @@ HEAD_WEIGHTS = "head.weights"
 _TOKENS = f"{FOLDER}/head.tokens"
 
 
-def head_graph(head: HeadCheckpoint, target: Graph, tied: bool) -> Graph:
-    """The head's graph; what it borrows is not stored again. `tied` says whether the target's head is its
-    embedding."""
+def head_graph(head: HeadCheckpoint, target: Graph | None, tied: bool) -> Graph:
+    """The head's graph; what it borrows is not stored again, unless the target's weights do not lie there in
+    fp32 (`target` None). `tied` says whether the target's head is its embedding."""
     loans: dict[str, Loan] = {}
-    if "embed" in head.lent:
+    if "embed" in head.lent and target is not None:
         loans["embed"] = target.loan("embed")
-    if "head" in head.lent:
+    if "head" in head.lent and target is not None:
         loan = target.loan("embed" if tied else "head")
         loans["head"] = loan if "embed" in head.lent else replace(loan, name="head")
     return build_head(head.config, HEAD_WEIGHTS, name="draft", loans=loans)
@@ -36,3 +36,10 @@ def write_head_entry(head: HeadCheckpoint, folder: Path) -> HeadEntry:
         tokens = _TOKENS
         (folder / tokens).write_bytes(head.tokens.astype("<i4").tobytes())
     return HeadEntry(config.kind, config.feature_size, config.rows, tokens)
+
+
+def head_parameters(head: HeadCheckpoint) -> int:
+    """Weights a bundle stores of a head, those it borrows from the target left out."""
+    lent = {name: Loan(name, (), "", 0) for name in head.lent}
+    graph = build_head(head.config, HEAD_WEIGHTS, name="draft", loans=lent)
+    return sum(weight.nbytes for weight in graph.weights) // 4

@@ -91,11 +91,6 @@ def export_bundle(
     """
     _check(target, options)
     if isinstance(draft, HeadCheckpoint):
-        if options.precision != "fp32":
-            raise ExportError(
-                f"a draft head uses the target's embedding as it lies, in fp32, not {options.precision}",
-                "leave out --cpu-precision, or give a draft model instead of a head",
-            )
         options = replace(options, features=draft.config.features)
     elif draft is not None:
         draft = fit_draft(target, draft)
@@ -160,10 +155,12 @@ class _Writer:
 
     def head(self, head: HeadCheckpoint, target: Checkpoint) -> ModelEntry:
         """Write a draft head beside the target; its entry."""
-        graph = head_graph(head, self._graph("target", target)[0], target.config.tied)
+        lender = self._graph("target", target)[0]
+        graph = head_graph(head, None if isinstance(lender, PackedGraph) else lender, target.config.tied)
         self._write("draft", graph, head, f"{FOLDER}/{HEAD_WEIGHTS}", HEAD_GRAPH)
         entry = _model_entry(HEAD_GRAPH, head.config.layer, head.name, graph, self.options, ())
         entry.architecture, entry.head = head.config.kind, write_head_entry(head, self.folder)
+        entry.graphs[0].precision = "fp32"
         return entry
 
     def _graph(self, role: str, checkpoint: Checkpoint) -> tuple[Graph, ModelConfig]:

@@ -14,13 +14,15 @@ from safetensors.numpy import save
 from hexgraft.host.atomic_file import write_whole
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.decode import Decoder, common_length
-from hexgraft.host.session import CacheRows, Floats, Ints, Session, prefill
+from hexgraft.host.drafters.features import FeatureReader, HeadCache
+from hexgraft.host.session import CacheRows, Rows, Session, prefill
 from hexgraft.host.text import TextCodec
 from hexgraft.models.errors import DecodeError, HexgraftError
 
 FORMAT = "1"
 """Readers accept exactly this version."""
 _HINT = "bake it again: hexgraft bake BUNDLE --system FILE -o PREFIX"
+_HEAD = {"head_keys", "head_values", "head_features"}
 _PROBES = ("a", "The", "1", " x", "\n", "\n\n", ".", "é", "/", '"', "<")
 """Messages a prompt may go on with: what all of them share is what the system message alone decides."""
 
@@ -52,12 +54,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """Tokens and their cache rows. `system` is the system message they come from."""
+    """Tokens and their cache rows, and those of a draft head, if the bundle has one. `system` is the system
+    message they come from."""
 
     tokens: tuple[int, ...]
     rows: CacheRows
     system: str
     place: Place
+    head: HeadCache | None = None
 
 
 def system_tokens(codec: TextCodec, system: str) -> list[int]:
@@ -75,8 +79,14 @@ def system_tokens(codec: TextCodec, system: str) -> list[int]:
     return shared
 
 
-def bake(session: Session, tokens: Sequence[int], system: str, place: Place) -> Prefix:
-    """Prefill `tokens` and keep their cache rows."""
+def bake(
+    session: Session,
+    tokens: Sequence[int],
+    system: str,
+    place: Place,
+    reader: FeatureReader | None = None,
+) -> Prefix:
+    """Prefill `tokens` and keep their cache rows; `reader` is the bundle's draft head, which reads along."""
     capacity = session.spec.capacity
     if len(tokens) >= capacity:
         raise DecodeError(
@@ -84,9 +94,17 @@ def bake(session: Session, tokens: Sequence[int], system: str, place: Place) -> 
             "shorten it, or export with a larger --context",
         )
     session.reset()
-    for _ in prefill(session, tokens, 0, len(tokens)):
+    if reader is not None:
+        reader.align(0)
+
+    def watch(start: int, rows: Rows) -> None:
+        if reader is not None:
+            reader.read(tokens, start, rows.hiddens())
+
+    for _ in prefill(session, tokens, 0, len(tokens), watch):
         pass
-    return Prefix(tuple(tokens), session.save(len(tokens)), system, place)
+    head = reader.save() if reader is not None else None
+    return Prefix(tuple(tokens), session.save(len(tokens)), system, place, head)
 
 
 def write_prefix(path: Path, prefix: Prefix) -> None:
@@ -96,6 +114,12 @@ def write_prefix(path: Path, prefix: Prefix) -> None:
         "keys": np.ascontiguousarray(prefix.rows.keys),
         "values": np.ascontiguousarray(prefix.rows.values),
     }
+    if prefix.head is not None:
+        tensors |= {
+            "head_keys": np.ascontiguousarray(prefix.head.rows.keys),
+            "head_values": np.ascontiguousarray(prefix.head.rows.values),
+            "head_features": prefix.head.features,
+        }
     place = prefix.place
     metadata = {
         "format": FORMAT,
@@ -117,14 +141,25 @@ def read_prefix(path: Path, bundle: Bundle, place: Place) -> Prefix:
             opened: Any = file
             metadata: dict[str, str] = opened.metadata() or {}
             _check_place(path, metadata, place)
-            names = set(opened.keys())
-            if names != {"tokens", "keys", "values"}:
-                raise HexgraftError(f"{path} holds {sorted(names)}, not tokens, keys and values", _HINT)
-            tokens, keys, values = (opened.get_tensor(name) for name in ("tokens", "keys", "values"))
+            wanted = {"tokens", "keys", "values"} | (_HEAD if has_head(bundle) else set())
+            if set(opened.keys()) != wanted:
+                also = " and those of the draft head" if has_head(bundle) else ""
+                found = sorted(opened.keys())
+                raise HexgraftError(f"{path} holds {found}, not tokens, keys and values{also}", _HINT)
+            tensors = {name: opened.get_tensor(name) for name in wanted}
     except (SafetensorError, OSError, TypeError, AttributeError) as error:
         raise HexgraftError(f"{path} is not a baked prefix, or is damaged: {error}", _HINT) from error
-    _check_tensors(path, bundle, tokens, keys, values)
-    return Prefix(tuple(tokens.tolist()), CacheRows(keys, values), metadata.get("system", ""), place)
+    _check_tensors(path, bundle, tensors)
+    rows, head = CacheRows(tensors["keys"], tensors["values"]), None
+    if has_head(bundle):
+        own = CacheRows(tensors["head_keys"], tensors["head_values"])
+        head = HeadCache(own, tensors["head_features"])
+    return Prefix(tuple(tensors["tokens"].tolist()), rows, metadata.get("system", ""), place, head)
+
+
+def has_head(bundle: Bundle) -> bool:
+    """Whether the bundle's draft is a head, whose cache belongs into a prefix too."""
+    return bundle.draft is not None and bundle.draft.head is not None
 
 
 def restore(decoder: Decoder, prefix: Prefix, prompt: Sequence[int]) -> None:
@@ -132,11 +167,6 @@ def restore(decoder: Decoder, prefix: Prefix, prompt: Sequence[int]) -> None:
 
     Raises DecodeError unless the prompt begins with the prefix.
     """
-    if decoder.drafter.reader is not None:
-        raise DecodeError(
-            "a baked prefix holds nothing for a draft head",
-            "leave out --baked, or draft with --draft lookup",
-        )
     same = common_length(prefix.tokens, prompt)
     if same < len(prefix.tokens):
         raise DecodeError(
@@ -145,6 +175,8 @@ def restore(decoder: Decoder, prefix: Prefix, prompt: Sequence[int]) -> None:
         )
     decoder.session.reset()
     decoder.session.restore(prefix.rows)
+    if decoder.drafter.reader is not None and prefix.head is not None:
+        decoder.drafter.reader.restore(prefix.head)
     decoder.adopt(prefix.tokens)
 
 
@@ -167,15 +199,24 @@ def _check_place(path: Path, metadata: dict[str, str], place: Place) -> None:
         )
 
 
-def _check_tensors(path: Path, bundle: Bundle, tokens: Ints, keys: Floats, values: Floats) -> None:
-    model = bundle.target
+def _check_tensors(path: Path, bundle: Bundle, tensors: dict[str, Any]) -> None:
+    model, tokens = bundle.target, tensors["tokens"]
     count = tokens.size
-    wanted = {
-        "tokens": (tokens, np.int32, (count,)),
-        "keys": (keys, np.float32, (model.layers, model.kv_heads, model.head_dim, count)),
-        "values": (values, np.float32, (model.layers, model.kv_heads, count, model.head_dim)),
+    wanted: dict[str, tuple[type, tuple[int, ...]]] = {
+        "tokens": (np.int32, (count,)),
+        "keys": (np.float32, (model.layers, model.kv_heads, model.head_dim, count)),
+        "values": (np.float32, (model.layers, model.kv_heads, count, model.head_dim)),
     }
-    for name, (array, kind, shape) in wanted.items():
+    if bundle.draft is not None and has_head(bundle):
+        head, rows = bundle.draft, tensors["head_keys"].shape[-1]
+        behind = 0 if count > head.context else max(0, count - rows)
+        wanted |= {
+            "head_keys": (np.float32, (head.layers, head.kv_heads, head.head_dim, rows)),
+            "head_values": (np.float32, (head.layers, head.kv_heads, rows, head.head_dim)),
+            "head_features": (np.float32, (behind, model.hidden_size)),
+        }
+    for name, (kind, shape) in wanted.items():
+        array = tensors[name]
         if array.dtype != kind or array.shape != shape:
             raise HexgraftError(
                 f"{path}: {name} are {array.dtype} {list(array.shape)}, expected {np.dtype(kind)} "
@@ -184,5 +225,5 @@ def _check_tensors(path: Path, bundle: Bundle, tokens: Ints, keys: Floats, value
             )
     if not 1 <= count < model.context or tokens.min() < 0 or tokens.max() >= model.vocab:
         raise HexgraftError(f"{path} has tokens that this bundle cannot have", _HINT)
-    if not np.isfinite(keys).all() or not np.isfinite(values).all():
+    if not all(np.isfinite(tensors[name]).all() for name in wanted):
         raise HexgraftError(f"{path} is damaged: it holds numbers that are not finite", _HINT)

@@ -67,7 +67,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
     from hexgraft.models.hub import download, is_hub_id
 
     if path.is_dir():
-        return HfCheckpoint(path)
+        try:
+            return HfCheckpoint(path)
+        except CheckpointError as error:
+            raise (_head_error(path) or error) from None
     if path.is_file():
         return GgufCheckpoint(path)
     if is_hub_id(path):
@@ -79,3 +82,15 @@ def open_checkpoint(path: Path) -> Checkpoint:
         f"no checkpoint at {path}",
         "give a .gguf file or a Hugging Face model folder, or fetch one with `hexgraft fetch`",
     )
+
+
+def _head_error(path: Path) -> CheckpointError | None:
+    """What to say of a folder that is no model because it is a draft head."""
+    from hexgraft.models.head_checkpoint import is_head
+
+    try:
+        head = is_head(path)
+    except CheckpointError:
+        return None
+    hint = f"give its target, and --draft {path}"
+    return CheckpointError(f"{path} is a draft head, not a model of its own", hint) if head else None

@@ -61,6 +61,7 @@ class HeadCheckpoint:
         self._tensors = head_tensors(path)
         self._names = _plain_names(self._tensors.files, path)
         values = read_json(path / "config.json")
+        self._check_vocab(values)
         self.tokens, self._order = self._read_tokens(values)
         self.config = self._config(values)
         self._shapes = head_shapes(self.config)
@@ -71,6 +72,10 @@ class HeadCheckpoint:
 
     def blocks(self, name: str) -> Iterator[NDArray[np.float32]]:
         """Row blocks of the tensor with the canonical name `name`, float32, as `Checkpoint.blocks`."""
+        if name in self.lent:
+            tied = name == "head" and self._target.config.tied
+            yield from self._target.blocks("embed" if tied else name)
+            return
         if name == "head" and name not in self._names:
             yield from self._target_rows()
             return
@@ -86,7 +91,7 @@ class HeadCheckpoint:
 
     def _target_rows(self) -> Iterator[NDArray[np.float32]]:
         """The target's output rows of the tokens this head proposes."""
-        assert self.tokens is not None  # a whole matrix is lent, never read
+        assert self.tokens is not None  # a whole matrix is lent
         first = 0
         for block in self._target.blocks("embed" if self._target.config.tied else "head"):
             low, high = np.searchsorted(self.tokens, (first, first + len(block)))
@@ -108,6 +113,15 @@ class HeadCheckpoint:
             )
         return None, None
 
+    def _check_vocab(self, values: dict[str, Any]) -> None:
+        made = Fields(values, str(self.path / "config.json")).integer("vocab_size")
+        if made != self._target.config.vocab:
+            raise CheckpointError(
+                f"{self.path} was made for a target of {made} tokens, this one has "
+                f"{self._target.config.vocab}",
+                f"take a head of {self._target.name}",
+            )
+
     def _config(self, values: dict[str, Any]) -> HeadConfig:
         where, target = str(self.path / "config.json"), self._target.config
         for switch in _UNSUPPORTED:
@@ -118,11 +132,6 @@ class HeadCheckpoint:
                 )
         layer = config_from_hf(values | {"model_type": "llama", "attention_bias": False}, where)
         layer = replace(layer, family="llama", tied=False, qkv_bias="layers.0.q_bias" in self._names)
-        if layer.vocab != target.vocab:
-            raise CheckpointError(
-                f"{self.path} was made for a target of {layer.vocab} tokens, this one has {target.vocab}",
-                f"take a head of {self._target.name}",
-            )
         rows = layer.vocab if self.tokens is None else len(self.tokens)
         if "layers.0.hidden_norm" not in self._names:
             features = eagle_features(target.layers)
@@ -154,7 +163,7 @@ class HeadCheckpoint:
         extra = sorted(self._names.keys() - wanted)
         if extra:
             raise CheckpointError(
-                f"tensor {clip(self._names[extra[0]])} of {self.path} is not part of {self.config.kind} heads",
+                f"tensor {clip(self._names[extra[0]])} of {self.path} is in no {self.config.kind} head",
                 "the head is of another layout than EAGLE's authors publish",
             )
         for name in sorted(wanted):

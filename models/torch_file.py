@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import pickle
 import zipfile
 from collections import OrderedDict
@@ -88,7 +89,7 @@ class TorchTensors:
         tensor = self._tensors[name]
         kind = np.dtype(_STORAGES[tensor.storage.kind][1])
         rows = range(*where.indices(tensor.shape[0]))
-        row = int(np.prod(tensor.shape[1:], dtype=np.int64))
+        row = math.prod(tensor.shape[1:])
         first = self._begin(tensor) + (tensor.start + rows.start * row) * kind.itemsize
         with self._file.open("rb") as stream:
             stream.seek(first)
@@ -100,7 +101,7 @@ class TorchTensors:
         tensor = self._tensors[name]
         entry = self._entries.get(f"{self._prefix}data/{tensor.storage.key}")
         size = np.dtype(_STORAGES[tensor.storage.kind][1]).itemsize
-        end = (tensor.start + int(np.prod(tensor.shape, dtype=np.int64))) * size
+        end = (tensor.start + math.prod(tensor.shape)) * size
         if entry is None or entry.compress_type != zipfile.ZIP_STORED or entry.file_size < end:
             raise CheckpointError(f"tensor {name[:80]} of {self._file} is damaged or missing", _HINT)
         if self._begin(tensor) + entry.file_size > self._file.stat().st_size:

@@ -17,8 +17,9 @@ from hexgraft.host.cli.options import (
     session_options,
     verify_option,
 )
+from hexgraft.host.drafters.head import HeadModel
 from hexgraft.host.prefix import bake as bake_prefix
-from hexgraft.host.prefix import system_tokens, write_prefix
+from hexgraft.host.prefix import has_head, system_tokens, write_prefix
 from hexgraft.host.text import TextCodec
 from hexgraft.models.errors import UsageError
 
@@ -50,7 +51,8 @@ def bake(bundle: Path, file: Path, output: Path, as_json: bool, **options: Any) 
     opened = open_checked(bundle, options["no_verify"])
     tokens = system_tokens(TextCodec(opened), system)
     session = open_role(opened, "target", options)
-    write_prefix(output, bake_prefix(session, tokens, system, place_of(opened, options)))
+    reader = HeadModel(open_role(opened, "draft", options), opened) if has_head(opened) else None
+    write_prefix(output, bake_prefix(session, tokens, system, place_of(opened, options), reader))
     size = output.stat().st_size
     if as_json:
         print_json({"prefix": str(output), "bundle": opened.digest, "tokens": len(tokens), "bytes": size})

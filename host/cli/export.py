@@ -18,6 +18,7 @@ from hexgraft.host.cli.htp_options import htp_options, take_htp
 from hexgraft.host.cli.hub_options import hub_options, take_hub
 from hexgraft.models.checkpoint import open_checkpoint
 from hexgraft.models.errors import UsageError
+from hexgraft.models.head_checkpoint import HeadCheckpoint, open_draft
 
 
 def parse_widths(text: str) -> tuple[int, ...]:
@@ -54,7 +55,9 @@ def parse_capacities(text: str | None) -> tuple[int, ...]:
     "-o", "--output", required=True, type=click.Path(path_type=Path), help="The bundle folder to write."
 )
 @click.option(
-    "--draft", type=click.Path(path_type=Path), help="A smaller checkpoint with the same vocabulary."
+    "--draft",
+    type=click.Path(path_type=Path),
+    help="A smaller checkpoint with the same vocabulary, or an EAGLE head of CHECKPOINT.",
 )
 @click.option(
     "--widths", default=",".join(map(str, DEFAULT_WIDTHS)), show_default=True, help="Rows a pass, per graph."
@@ -117,13 +120,18 @@ def export(
             "several capacities are for the NPU, the CPU's cache grows freely",
             f"use --context {capacities[-1]}, or add --target htp",
         )
-    drafting = open_checkpoint(draft) if draft else None
+    drafting = open_draft(draft, target) if draft else None
     with bytes_progress() as update:
 
         def report(step: Step) -> None:
             update(step.what, step.done, step.total)
 
-        if htp is None:
+        if htp is None or isinstance(drafting, HeadCheckpoint):
+            if htp is not None:
+                raise UsageError(
+                    "draft heads run on the CPU only, they are not compiled for the NPU",
+                    "leave out --target htp, or give a draft model",
+                )
             export_bundle(target, output, draft=drafting, options=options, report=report)
         else:
             export_htp(

@@ -80,7 +80,7 @@ def _model_table(role: str, model: ModelEntry, bundle: Bundle) -> Table:
     rows = {
         "checkpoint": f"{source.checkpoint} ({source.format}, licence {source.license or 'not stated'})",
         "architecture": f"{model.architecture}, {model.parameters / 1e6:.1f} M weights",
-        "vocabulary": f"{model.vocab} tokens",
+        "vocabulary": _vocabulary(model),
         "shape": f"{model.layers} layers, {model.heads}/{model.kv_heads} heads of {model.head_dim}",
         "context": f"{model.context} slots, {cache:.1f} MB of {model.kv_dtype} K/V when full",
         "layout": _layout(model),
@@ -89,9 +89,23 @@ def _model_table(role: str, model: ModelEntry, bundle: Bundle) -> Table:
         "graphs": "\n".join(_graph(graph) for graph in model.graphs),
         "parity": _parity(model, bundle),
     }
+    if model.features or model.head is not None:
+        rows["features"] = _features(model)
     for name, value in rows.items():
         table.add_row(name, _plain(value))
     return table
+
+
+def _vocabulary(model: ModelEntry) -> str:
+    tokens = f"{model.vocab} tokens"
+    return tokens if model.logit_size == model.vocab else f"{tokens}, of which it proposes {model.logit_size}"
+
+
+def _features(model: ModelEntry) -> str:
+    """What a target gives to draft heads, or what a head reads of it."""
+    if model.head is None:
+        return f"{model.hidden_size} numbers a token, after the layers {', '.join(map(str, model.features))}"
+    return f"{model.head.kind} head, reads {model.head.feature_size or model.hidden} numbers a token"
 
 
 def _plain(text: str) -> str:

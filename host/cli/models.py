@@ -9,11 +9,13 @@ from typing import Any
 import click
 from rich.table import Table
 
+from hexgraft.export.head import head_parameters
 from hexgraft.export.sizes import Sizes, estimate
 from hexgraft.export.writer import DEFAULT_CONTEXT
 from hexgraft.host.cli.console import print_json, say, stdout
 from hexgraft.models.checkpoint import Checkpoint, open_checkpoint
 from hexgraft.models.families import FAMILIES, PAIRS
+from hexgraft.models.head_checkpoint import HeadCheckpoint, open_draft
 from hexgraft.models.vocabulary import fit_draft
 
 
@@ -39,17 +41,25 @@ def models(checkpoint: Path | None, draft: Path | None, context: int | None, as_
         return
     target = open_checkpoint(checkpoint)
     found = {"target": target}
+    head: HeadCheckpoint | None = None
     if draft is not None:
-        found["draft"] = fit_draft(target, open_checkpoint(draft))
+        opened = open_draft(draft, target)
+        if isinstance(opened, HeadCheckpoint):
+            head = opened
+        else:
+            found["draft"] = fit_draft(target, opened)
     slots = context or min(DEFAULT_CONTEXT, *(one.config.context for one in found.values()))
     sizes = {role: estimate(one.config, min(slots, one.config.context)) for role, one in found.items()}
     if as_json:
-        print_json({role: _facts(one) | asdict(sizes[role]) for role, one in found.items()})
+        facts = {role: _facts(one) | asdict(sizes[role]) for role, one in found.items()}
+        print_json(facts | ({"draft": _head_facts(head)} if head is not None else {}))
         return
     for role, one in found.items():
         for note in one.notes:
             say(f"note: {role}: {note}")
         _show(role, one, sizes[role])
+    if head is not None:
+        _show_head(head)
     stdout().print("Estimates. A bundle for the NPU holds the fp32 graph too.")
 
 
@@ -84,6 +94,32 @@ def _facts(one: Checkpoint) -> dict[str, Any]:
         "window": c.window,
         "notes": list(one.notes),
     }
+
+
+def _head_facts(head: HeadCheckpoint) -> dict[str, Any]:
+    c = head.config
+    return {
+        "name": head.name,
+        "family": c.kind,
+        "format": head.source_format,
+        "license": head.license,
+        "trained_context": c.context,
+        "vocabulary": c.layer.vocab,
+        "proposes": c.rows,
+        "reads_layers": list(c.features),
+        "parameters": head_parameters(head),
+        "borrows": sorted(head.lent),
+        "notes": list(head.notes),
+    }
+
+
+def _show_head(head: HeadCheckpoint) -> None:
+    c, out = head.config, stdout()
+    out.print(f"[bold]draft: {head.name}[/bold]  {head.source_format}")
+    out.print(
+        f"{head_parameters(head) / 1e6:,.1f} M weights of its own, proposes {c.rows} of {c.layer.vocab} "
+        f"tokens, reads the target after the layers {', '.join(map(str, c.features))}"
+    )
 
 
 def _show(role: str, one: Checkpoint, sizes: Sizes) -> None:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from hexgraft.host.session import Floats
+from hexgraft.host.session import CacheRows, Floats
 from hexgraft.models.errors import DecodeError
+
+
+@dataclass(frozen=True, slots=True)
+class HeadCache:
+    """A copy of what a head holds of a text: its cache rows, and the target's features of the positions
+    behind them, [n, F]."""
+
+    rows: CacheRows
+    features: Floats
 
 
 class FeatureReader(Protocol):
@@ -27,6 +37,14 @@ class FeatureReader(Protocol):
     def read(self, tokens: Sequence[int], start: int, features: Floats) -> None:
         """Features [n, features] of the positions from `start` on, of a prefill or of accepted nodes;
         `tokens` are the text as far as it is known."""
+        ...
+
+    def save(self) -> HeadCache:
+        """A copy of what it holds of the text."""
+        ...
+
+    def restore(self, cache: HeadCache) -> None:
+        """Hold what was saved, and nothing else; `align` comes after."""
         ...
 
 
@@ -55,6 +73,11 @@ class Pending:
         kept = self._rows[: max(0, start - self.start)] if self.start <= start <= self.end else self._rows[:0]
         self.start = start - len(kept)
         self._rows = np.concatenate((kept, rows))
+
+    @property
+    def rows(self) -> Floats:
+        """A copy of all of them."""
+        return self._rows.copy()
 
     def covers(self, start: int, end: int) -> bool:
         return self.start <= start and end <= self.end

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from hexgraft.host.bundle import Bundle
-from hexgraft.host.drafters.features import Pending
+from hexgraft.host.drafters.features import HeadCache, Pending
 from hexgraft.host.drafters.model import DraftModel
 from hexgraft.host.head_tokens import HeadRows, head_tokens
 from hexgraft.host.sampling import History, Sampling
@@ -76,6 +76,21 @@ class HeadModel(DraftModel):
         width = self.session.spec.max_width
         while min(self._pending.end, len(tokens) - 2) - self.committed >= width:
             self._true_pass(tokens, self.committed + width)
+
+    def save(self) -> HeadCache:
+        """Its rows, and the features that wait behind them."""
+        behind = self._pending.start == self.committed
+        features = self._pending.rows if behind else np.empty((0, self.features), np.float32)
+        return HeadCache(self.session.save(self.committed), features)
+
+    def restore(self, cache: HeadCache) -> None:
+        """Go on with a text that was saved."""
+        self.session.reset()
+        self._forget()
+        self.session.restore(cache.rows)
+        self.committed = cache.rows.count
+        self._pending.clear()
+        self._pending.add(self.committed, cache.features)
 
     def begin(self, tokens: Sequence[int], keep: int = 0) -> None:
         """A new text, after `align`; its features come through `read`."""
