@@ -150,6 +150,9 @@ class VendorRows:
         return only
 
     def hidden(self, row: int) -> Floats:
+        return self.hiddens([row])
+
+    def hiddens(self, rows: Sequence[int] | None = None) -> Floats:
         raise DecodeError("this bundle's graph has no hidden output", "export it with a draft head")
 
     def _logits(self, rows: Sequence[int]) -> Floats:
