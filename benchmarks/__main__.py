@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from benchmarks.figure import Figure, machine, report
 
-NAMES = ("export", "session", "decode", "loop", "runner", "push")
+NAMES = ("export", "session", "decode", "loop", "runner", "push", "tune")
 ASKED = ("big_checkpoints", "npu", "npu_big")
 """Run only when named: they take gigabytes of disk."""
 

@@ -148,6 +148,11 @@ class DeviceSession(RunnerSession):
         self._place: DevicePlace | None = place
         place.users += 1
 
+    @property
+    def serial(self) -> str:
+        """The phone's."""
+        return self._runner.phone.serial
+
     def send(self, operations: list[Operation], optional: int = 0) -> list[dict[str, Any]]:
         """As a runner's session; what the vendor's libraries failed with is told in words."""
         try:

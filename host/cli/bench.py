@@ -13,7 +13,6 @@ from rich.table import Table
 
 from hexgraft.host.adb.facts import gather
 from hexgraft.host.adb.phone import open_phone
-from hexgraft.host.adb.session import DeviceOptions
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cli.console import say, stdout, token_progress
 from hexgraft.host.cli.options import open_checked, open_role, session_options, verify_option
@@ -133,8 +132,7 @@ def take_profile(bundle: Bundle, options: dict[str, Any], wanted: Plan) -> Laten
 
 def phone_watch(options: dict[str, Any]) -> PhoneWatch:
     """How the bench looks at the phone that the options name."""
-    wanted = DeviceOptions.from_environment(options["provider"])
-    phone = open_phone(options["serial"] or wanted.serial, wanted.root)
+    phone = open_phone(options["serial"], options["root"])
     return PhoneWatch(
         lambda: gather(phone), chip, options["cool_to"] or None, options["cool_timeout"], note=say
     )

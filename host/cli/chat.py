@@ -29,6 +29,7 @@ from hexgraft.host.cli.options import (
     session_options,
     verify_option,
 )
+from hexgraft.host.cli.tuned import tuned_option
 from hexgraft.host.conversation import Conversation
 from hexgraft.host.prefix import restore
 from hexgraft.host.text import TextCodec
@@ -51,6 +52,7 @@ A line that ends in \\ goes on with the next. A message that begins with / is wr
 @baked_option
 @answer_options
 @draft_options
+@tuned_option
 @authors_option
 @sampling_options
 @session_options

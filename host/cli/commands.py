@@ -33,6 +33,7 @@ COMMANDS = (
     "replay",
     "run",
     "tree",
+    "tune",
 )
 
 _KEYWORDS = {"import": ("import_bundle", "import_command")}

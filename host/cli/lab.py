@@ -67,7 +67,7 @@ def lab(bundle: Path, **options: Any) -> None:
     sampling = take_sampling(options)
     sizes = _sizes(options["tree_sizes"])
     names = _drafters(options["drafters"], opened)
-    prompts = _prompts(options["prompts"], options["category"])
+    prompts = take_prompts(options["prompts"], options["category"])
 
     def session(role: str) -> Session:
         return open_role(opened, role, options)
@@ -77,7 +77,7 @@ def lab(bundle: Path, **options: Any) -> None:
     decode = DecodeOptions(max_tokens=options["max_tokens"], tree_size=1, stops=stops, sampling=sampling)
     with token_progress("decoding plainly", len(prompts)) as advance:
         transcripts = []
-        for transcript in transcribe(target, prompts, _encoder(TextCodec(opened)), decode):
+        for transcript in transcribe(target, prompts, encoder(TextCodec(opened)), decode):
             transcripts.append(transcript)
             advance(1)
     makers: dict[str, Callable[[], Drafter]] = {
@@ -121,7 +121,8 @@ def _drafters(text: str | None, bundle: Bundle) -> Sequence[str]:
     return names
 
 
-def _prompts(file: Path | None, categories: Sequence[str]) -> list[LabPrompt]:
+def take_prompts(file: Path | None, categories: Sequence[str]) -> list[LabPrompt]:
+    """The lab's prompts, of some categories or all, or those of a file, a line each."""
     if file is None:
         return [p for p in LAB_PROMPTS if not categories or p.category in categories]
     if categories:
@@ -136,7 +137,9 @@ def _prompts(file: Path | None, categories: Sequence[str]) -> list[LabPrompt]:
     return prompts
 
 
-def _encoder(codec: TextCodec) -> Callable[[str], list[int]]:
+def encoder(codec: TextCodec) -> Callable[[str], list[int]]:
+    """Turns a user message into tokens, through the chat template where there is one."""
+
     def encode(text: str) -> list[int]:
         if not codec.has_template:
             return codec.encode_raw(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.cli.authors import take_authors
 from hexgraft.host.cli.console import bytes_progress
 from hexgraft.host.cli.phone_options import build_options, soc_model
+from hexgraft.host.cli.tuned import site_of, tuned_drafter, wants_tuned
 from hexgraft.host.decode import DecodeOptions, Decoder
 from hexgraft.host.drafters.base import Drafter
 from hexgraft.host.drafters.knobs import TableKnobs, parse_knobs
@@ -260,21 +262,28 @@ def open_decoder(bundle: Bundle, codec: TextCodec, answer: AnswerText, options: 
     verifier = make_verifier(options["verifier"], sampling.seed)
     name = _drafter_name(bundle, options)
     target = open_role(bundle, "target", options)
-    tree_size = options["tree_size"]
-    if tree_size is None:
-        tree_size = min(DEFAULT_TREE_SIZE, target.spec.max_width)
+    open_draft = partial(open_role, bundle, "draft", options)
+    tuned = None
+    if wants_tuned(options):
+        site = site_of(place_of(bundle, options), options["threads"], target)
+        tuned = tuned_drafter(bundle, site, target, open_draft, sampling)
+    drafter, tree_size = tuned or (
+        _drafter(name, bundle, codec, options, open_draft, sampling, verifier),
+        1 if name == "none" else _tree_size(options["tree_size"], target),
+    )
     decode = DecodeOptions(
         max_tokens=options["max_tokens"],
-        tree_size=1 if name == "none" else tree_size,
+        tree_size=tree_size,
         tree_depth=options["tree_depth"],
         stops=frozenset(bundle.manifest.tokenizer.stop_tokens),
         logprobs=options.get("logprobs"),
         sampling=sampling,
     )
-    drafter = _drafter(
-        name, bundle, codec, options, lambda: open_role(bundle, "draft", options), sampling, verifier
-    )
     return Decoder(target, drafter, decode, verifier, answer.ends)
+
+
+def _tree_size(asked: int | None, target: Session) -> int:
+    return min(DEFAULT_TREE_SIZE, target.spec.max_width) if asked is None else asked
 
 
 def _drafter_name(bundle: Bundle, options: dict[str, Any]) -> str:

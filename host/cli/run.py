@@ -31,6 +31,7 @@ from hexgraft.host.cli.options import (
 )
 from hexgraft.host.cli.tracing import Tracing, candidates_wanted, trace_option
 from hexgraft.host.cli.tree_view import draw_round
+from hexgraft.host.cli.tuned import tuned_option
 from hexgraft.host.decode import Decoder, Round
 from hexgraft.host.prefix import restore
 from hexgraft.host.stop_strings import AnswerText
@@ -49,6 +50,7 @@ from hexgraft.models.errors import INTERRUPTED, HexgraftError, UsageError
 @baked_option
 @answer_options
 @draft_options
+@tuned_option
 @authors_option
 @sampling_options
 @session_options

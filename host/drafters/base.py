@@ -10,13 +10,24 @@ from hexgraft.host.drafters.features import FeatureReader
 from hexgraft.host.tree import Draws, TokenTree, single
 
 
+class Pace(Protocol):
+    """What a draft model's passes have to bring. Asked before each but the first, which reads the root."""
+
+    def afford(self, gains: Sequence[float]) -> int:
+        """How many nodes are worth a pass together, the likeliest ones first; 0 for no pass at all. `gains`
+        are the accepted tokens each is foreseen to bring."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a tree may not exceed: `nodes` with the root, `depth` below it; `stops` are never expanded."""
+    """What a tree may not exceed: `nodes` with the root, `depth` below it; `stops` are never expanded. A
+    drafter that asks a model stops where the next pass does not pay by `pace`."""
 
     nodes: int
     depth: int
     stops: frozenset[int]
+    pace: Pace | None = None
 
 
 class Drafter(Protocol):

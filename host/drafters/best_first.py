@@ -90,8 +90,12 @@ class BestFirst(ModelDrafter):
             best = heapq.heappop(heaps.main or heaps.leaf)
             node = builder.add(best.parent, best.token, best.probability, self.name)
             cumulative.append(-best.key)
-            if expandable and self._may_expand(
-                builder, node, cumulative[node], len(heaps.main), depth, limits
+            # A child is foreseen to be as sure as this node is after its parent.
+            gain = cumulative[node] * best.probability
+            if (
+                expandable
+                and self._may_expand(builder, node, cumulative[node], len(heaps.main), depth, limits)
+                and (limits.pace is None or limits.pace.afford([gain]))
             ):
                 found = self._model.expand(builder, [node], self._knobs.top_k)
                 self._push(node, found, cumulative[node], heaps)

@@ -25,11 +25,13 @@ class Calibration:
     repeat.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, prior: Sequence[float] = ()) -> None:
+        """`prior` are the `Lesson.shifts` of other texts, to begin with; without, the draft is believed."""
         bins = len(_EDGES) + 1
+        self._shift = list(prior) if len(prior) == bins else [0.0] * bins
         self._said = [_PRIOR] * bins
-        self._done = [_PRIOR] * bins
-        self._shift = [0.0] * bins
+        self._expected = [_PRIOR * math.exp(shift) for shift in self._shift]
+        self._done = list(self._expected)
 
     def correct(self, log: float) -> float:
         """The log of the measured acceptance for the log of a draft probability, never above 0."""
@@ -37,15 +39,39 @@ class Calibration:
 
     def learn(self, trials: Iterable[tuple[float, bool]]) -> None:
         """Take in a round's trials: the draft's probability of a child, and whether it was accepted."""
-        for figures in (self._said, self._done):
-            figures[:] = [_PRIOR + (value - _PRIOR) * _MEMORY for value in figures]
+        self._said = [_PRIOR + (value - _PRIOR) * _MEMORY for value in self._said]
+        pairs = zip(self._done, self._expected, strict=True)
+        self._done = [prior + (value - prior) * _MEMORY for value, prior in pairs]
         for share, accepted in trials:
             if not share > 0:
                 continue
-            place = bisect_left(_EDGES, -math.log(share))
+            place = _bin(share)
             self._said[place] += share
             self._done[place] += accepted
         self._shift = [math.log(done / said) for done, said in zip(self._done, self._said, strict=True)]
+
+
+class Lesson:
+    """What many texts together teach, for the `Calibration` of those to come."""
+
+    def __init__(self) -> None:
+        self._said = [_PRIOR] * (len(_EDGES) + 1)
+        self._done = list(self._said)
+
+    def add(self, trials: Iterable[tuple[float, bool]]) -> None:
+        for share, accepted in trials:
+            if share > 0:
+                self._said[_bin(share)] += share
+                self._done[_bin(share)] += accepted
+
+    @property
+    def shifts(self) -> tuple[float, ...]:
+        """Per bin, the log of the acceptance measured over the one said."""
+        return tuple(math.log(done / said) for done, said in zip(self._done, self._said, strict=True))
+
+
+def _bin(share: float) -> int:
+    return bisect_left(_EDGES, -math.log(share))
 
 
 def trials(tree: TokenTree, path: Sequence[int]) -> list[tuple[float, bool]]:

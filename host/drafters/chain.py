@@ -19,9 +19,14 @@ class Chain(ModelDrafter):
     def draft(self, tokens: Sequence[int], limits: Limits) -> TokenTree:
         builder = TreeBuilder(tokens[-1])
         depth = min(self._model.room(tokens, limits.depth), limits.nodes - 1)
-        node = ROOT
+        node, cumulative, probability = ROOT, 1.0, 1.0
         while len(builder) <= depth and (node == ROOT or builder.tokens[node] not in limits.stops):
+            # The next token is foreseen to be as sure as the last one was.
+            gain = cumulative * probability
+            if node != ROOT and limits.pace is not None and not limits.pace.afford([gain]):
+                break
             best = self._model.start(tokens, 1) if node == ROOT else self._model.expand(builder, [node], 1)
             probability = float(np.exp(best.logits[0, 0] - best.log_sum[0]))
+            cumulative *= probability
             node = builder.add(node, int(best.ids[0, 0]), probability, self.name)
         return builder.build()

@@ -43,8 +43,16 @@ class Filled(ModelDrafter, ABC):
             return builder.build()
         places = [ROOT]
         """Shape node of every tree node."""
-        level = [ROOT]
+        level, shares, mass = [ROOT], [1.0], 1.0
         while level:
+            before, mass = mass, sum(shares[node] for node in level)
+            if level != [ROOT] and limits.pace is not None:
+                # The next level is foreseen to keep as much of this one as this one kept of the last.
+                kept = min(1.0, mass / before) if before else 0.0
+                level.sort(key=lambda node: (-shares[node], node))
+                level = sorted(level[: limits.pace.afford([kept * shares[node] for node in level])])
+                if not level:
+                    break
             first = len(builder)
             for chunk in self._chunks(level):
                 counts = [1 + shape.children[places[node]][-1][0] for node in chunk]
@@ -57,6 +65,7 @@ class Filled(ModelDrafter, ABC):
                         if rank < len(candidates):
                             builder.add(node, *candidates[rank], self.name)
                             places.append(place)
+                            shares.append(shares[node] * candidates[rank][1])
             level = [
                 node
                 for node in range(first, len(builder))

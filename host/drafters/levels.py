@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from hexgraft.host.drafters.base import Limits
+from hexgraft.host.drafters.base import Limits, Pace
 from hexgraft.host.drafters.calibration import Calibration, trials
 from hexgraft.host.drafters.model import DraftModel, ModelDrafter
 from hexgraft.host.session import TopK
@@ -45,7 +46,7 @@ class Levels(ModelDrafter):
         depth = min(self._depth, self._model.room(tokens, limits.depth))
         if depth < 1 or limits.nodes < 2:
             return candidates.build()
-        frontier = [ROOT]
+        frontier, mass = [ROOT], 1.0
         found = self._model.start(tokens, self._top_k)
         for level in range(1, depth + 1):
             first = len(candidates)
@@ -55,6 +56,11 @@ class Levels(ModelDrafter):
             frontier = self._frontier(candidates, scores, first, limits)
             if not frontier:
                 break
+            before, mass = mass, sum(math.exp(scores[node]) for node in frontier)
+            if limits.pace is not None:
+                frontier = _afforded(frontier, scores, min(1.0, mass / before), limits.pace)
+                if not frontier:
+                    break
             found = self._model.expand(candidates, frontier, self._top_k)
         return self._rerank(candidates, scores, limits.nodes)
 
@@ -96,3 +102,10 @@ class Levels(ModelDrafter):
         if self._calibration:
             self._calibration.learn(trials(tree, path))
         self._model.accept([self._candidate[node] for node in path])
+
+
+def _afforded(frontier: list[int], scores: list[float], kept: float, pace: Pace) -> list[int]:
+    """The nodes worth a pass, if the next level keeps as much of this one's likelihood as this one has
+    `kept` of the last one's."""
+    ranked = sorted(frontier, key=lambda node: (-scores[node], node))
+    return sorted(ranked[: pace.afford([kept * math.exp(scores[node]) for node in ranked])])

@@ -9,23 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
+
+import numpy as np
 
 from hexgraft.host.decode import DecodeOptions, Decoder
 from hexgraft.host.drafters.base import Drafter, NoDraft
+from hexgraft.host.drafters.features import FeatureReader
 from hexgraft.host.lab.prompts import LabPrompt
 from hexgraft.host.lab.scripted_session import ScriptedSession
-from hexgraft.host.session import Session
+from hexgraft.host.session import Floats, Session
 from hexgraft.host.stats import Stats, Tally
+from hexgraft.models.errors import DecodeError
 
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """A prompt and what the target says to it, plainly decoded."""
+    """A prompt and what the target says to it, plainly decoded. `features` [n, F] are those of its positions
+    but the last, where the target gives any to a draft head."""
 
     category: str
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
+    features: Floats | None = None
 
 
 @dataclass(slots=True)
@@ -89,6 +95,27 @@ def _merge(into: list[Tally], more: list[Tally]) -> None:
         mine.accepted += other.accepted
 
 
+class FeatureKeeper(NoDraft):
+    """Plain decoding that keeps the target's features, position after position."""
+
+    def __init__(self, features: int) -> None:
+        self.features = features
+        self.kept: list[Floats] = []
+        self.reader: FeatureReader | None = self
+
+    def align(self, keep: int) -> int:
+        return keep
+
+    def read(self, tokens: Sequence[int], start: int, features: Floats) -> None:
+        self.kept.append(features)
+
+    def save(self) -> NoReturn:
+        raise DecodeError("a keeper of features has no cache")
+
+    def restore(self, cache: Any) -> NoReturn:
+        raise DecodeError("a keeper of features has no cache")
+
+
 def transcribe(
     session: Session,
     prompts: Iterable[LabPrompt],
@@ -98,17 +125,19 @@ def transcribe(
     """Decode every prompt plainly. Prompts beyond the context are left out by the caller's choice of text."""
     for prompt in prompts:
         ids = encode(prompt.text)
-        decoder = Decoder(session, NoDraft(), options)
+        keeper = FeatureKeeper(session.spec.features) if session.spec.features else None
+        decoder = Decoder(session, keeper or NoDraft(), options)
         decoder.begin(ids)
         answer = tuple(token for current in decoder.rounds() for token in current.tokens)
-        yield Transcript(prompt.category, tuple(ids), answer)
+        features = np.concatenate(keeper.kept) if keeper is not None else None
+        yield Transcript(prompt.category, tuple(ids), answer, features)
 
 
 def measure(
     session: Session, transcript: Transcript, drafter: Drafter, tree_size: int, options: DecodeOptions
 ) -> Stats:
     """The figures of a run of `drafter` on a transcript. `options` are those the transcript was made with."""
-    script = ScriptedSession(session.spec, [*transcript.prompt, *transcript.answer])
+    script = ScriptedSession(session.spec, [*transcript.prompt, *transcript.answer], transcript.features)
     limits = DecodeOptions(
         max_tokens=options.max_tokens, tree_size=tree_size, tree_depth=options.tree_depth, stops=options.stops
     )

@@ -16,14 +16,16 @@ from hexgraft.models.errors import DecodeError
 
 class ScriptedSession:
     """Says `text[p + 1]` after a row at position p. Only rows on the text's own path are ever asked for: a
-    walk goes on where a child carries the token the target emitted."""
+    walk goes on where a child carries the token the target emitted. `features` [n, F] are those of the text's
+    positions, where a draft head reads them."""
 
-    def __init__(self, spec: SessionSpec, text: Sequence[int]) -> None:
+    def __init__(self, spec: SessionSpec, text: Sequence[int], features: Floats | None = None) -> None:
         self.spec = spec
         self._text = list(text)
+        self._features = features
 
     def forward(self, tokens: Sequence[int], positions: Sequence[int], visible: Visibility) -> ScriptedRows:
-        return ScriptedRows(self._text, list(positions))
+        return ScriptedRows(self._text, list(positions), self._features)
 
     def store(self, rows: Sequence[int], slots: Sequence[int]) -> None: ...
 
@@ -43,8 +45,8 @@ class ScriptedSession:
 class ScriptedRows:
     """Rows that know the one token that follows."""
 
-    def __init__(self, text: Sequence[int], positions: Sequence[int]) -> None:
-        self._text, self._positions = text, positions
+    def __init__(self, text: Sequence[int], positions: Sequence[int], features: Floats | None = None) -> None:
+        self._text, self._positions, self._features = text, positions, features
         self.count = self.width = len(positions)
         self.seconds = 0.0
 
@@ -59,4 +61,12 @@ class ScriptedRows:
         raise DecodeError("a scripted session has no logits")
 
     def hidden(self, row: int) -> Floats:
-        raise DecodeError("a scripted session has no hidden states")
+        state: Floats = self.hiddens([row])[0]
+        return state
+
+    def hiddens(self, rows: Sequence[int] | None = None) -> Floats:
+        if self._features is None:
+            raise DecodeError("a scripted session has no hidden states")
+        chosen = range(self.count) if rows is None else rows
+        found: Floats = self._features[[self._positions[row] for row in chosen]]
+        return found

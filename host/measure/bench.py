@@ -69,12 +69,12 @@ def bench(
     target = open_role("target")
     try:
         before = watch.facts() if watch else None
-        times = measure_model(target, bundle.target.name, bundle.target.parameters, plan(target))
+        times = measure_model(target, bundle.target, plan(target))
         draft_times = None
         if bundle.draft is not None:
             draft = open_role("draft")
             try:
-                draft_times = measure_model(draft, bundle.draft.name, bundle.draft.parameters, plan(draft))
+                draft_times = measure_model(draft, bundle.draft, plan(draft))
             finally:
                 draft.close()
         host_round, endurance = measure_plain(target, prompt, plan(target))

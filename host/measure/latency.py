@@ -7,11 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+import numpy as np
+
 from hexgraft.host.decode import DecodeOptions, Decoder
+from hexgraft.host.manifest import ModelEntry
 from hexgraft.host.measure.metered import Clock, Metered
 from hexgraft.host.measure.profile import CacheTime, Endurance, ModelTimes, PassTime, Spread
 from hexgraft.host.runner.session import RunnerSession
-from hexgraft.host.session import Session, causal, prefill
+from hexgraft.host.session import HeadSession, Rows, Session, States, causal
 from hexgraft.models.errors import UsageError
 
 _TOKEN = 5
@@ -64,29 +67,40 @@ def measured_widths(session: Session) -> Sequence[int]:
     return [width for width in _ANY if width <= session.spec.max_width]
 
 
-def measure_model(session: Session, name: str, parameters: int | None, plan: Plan) -> ModelTimes:
-    """Passes and cache operations of a session. Widths are measured in turn, repeat by repeat, so that a
-    machine that slows down slows all of them."""
+def measure_model(session: Session, model: ModelEntry, plan: Plan) -> ModelTimes:
+    """Passes and cache operations of a session of `model`. Widths are measured in turn, repeat by repeat, so
+    that a machine that slows down slows all of them."""
     session.reset()
     passes: list[PassTime] = []
     start = 0
     for fill in plan.fills_of(session):
-        for _ in prefill(session, [_TOKEN] * fill, start, fill):
+        while start < fill:
+            width = min(session.spec.max_width, fill - start)
+            _forward(session, model, start, width)
+            session.store(range(width), range(start, start + width))
+            start += width
             plan.progress()
-        start = fill
-        passes += _passes(session, fill, plan)
+        passes += _passes(session, model, fill, plan)
     widths = list(session.spec.widths) if session.spec.widths is not None else None
-    return ModelTimes(name, passes, widths, parameters, _cache_times(session, plan))
+    return ModelTimes(model.name, passes, widths, model.parameters, _cache_times(session, model, plan))
 
 
-def _passes(session: Session, fill: int, plan: Plan) -> list[PassTime]:
+def _forward(session: Session, model: ModelEntry, start: int, width: int) -> Rows:
+    """A pass over `width` tokens from position `start` on; a head's goes on from states of nothing."""
+    if model.head is not None and isinstance(session, HeadSession):
+        features = np.zeros((width, model.head.feature_size), np.float32)
+        session.feed(States(features, np.zeros((width, model.hidden), np.float32)))
+    return session.forward([_TOKEN] * width, range(start, start + width), causal(start, width))
+
+
+def _passes(session: Session, model: ModelEntry, fill: int, plan: Plan) -> list[PassTime]:
     graph: dict[int, list[float]] = {width: [] for width in measured_widths(session)}
     call: dict[int, list[float]] = {width: [] for width in graph}
     best = min(_BEST.get(session.spec.role, 1), session.spec.vocab)
     for number in range(plan.warmup + plan.repeats):
         for width in graph:
             begun = plan.clock()
-            rows = session.forward([_TOKEN] * width, range(fill, fill + width), causal(fill, width))
+            rows = _forward(session, model, fill, width)
             rows.topk(best, [0] if best == 1 else None, log_sum=best > 1)
             if number >= plan.warmup:
                 call[width].append(plan.clock() - begun)
@@ -95,13 +109,13 @@ def _passes(session: Session, fill: int, plan: Plan) -> list[PassTime]:
     return [PassTime(width, fill, Spread.of(graph[width]), Spread.of(call[width])) for width in graph]
 
 
-def _cache_times(session: Session, plan: Plan) -> list[CacheTime]:
+def _cache_times(session: Session, model: ModelEntry, plan: Plan) -> list[CacheTime]:
     """Stores and moves of one row and of as many as a tree accepts. A remote session sends them along with
     the next pass, so what counts there is what they add to a message."""
     found: list[CacheTime] = []
     room = session.spec.capacity // 2
     widest = measured_widths(session)[-1]
-    session.forward([_TOKEN] * widest, range(widest), causal(0, widest))
+    _forward(session, model, 0, widest)
     for rows in sorted({1, min(8, widest, room)}):
         store = partial(session.store, range(rows), range(rows))
         move = partial(session.move, range(rows, 2 * rows), range(rows))

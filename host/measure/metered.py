@@ -6,20 +6,22 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from hexgraft.host.session import CacheRows, Floats, Rows, Session, TopK, Visibility
+from hexgraft.host.session import CacheRows, Floats, HeadSession, Rows, Session, States, TopK, Visibility
+from hexgraft.models.errors import DecodeError
 
 Clock = Callable[[], float]
 
 
 class Metered:
     """Passes everything on to `session`. `passes` counts by (rows, slots in use); `seconds` is what its
-    caller has waited for passes and their rows, by `clock`. Closing it leaves the session open, so that many
-    drafters may use one in turn."""
+    caller has waited for passes and their rows, by `clock`. With `keep`, closing it leaves the session
+    open, so that many drafters may use one in turn."""
 
-    def __init__(self, session: Session, clock: Clock = time.perf_counter) -> None:
+    def __init__(self, session: Session, clock: Clock = time.perf_counter, *, keep: bool = False) -> None:
         self._session = session
         self.spec = session.spec
         self._clock = clock
+        self._keep = keep
         self.passes: Counter[tuple[int, int]] = Counter()
         self.seconds = 0.0
 
@@ -34,6 +36,11 @@ class Metered:
         rows = self._session.forward(tokens, positions, visible)
         self.seconds += self._clock() - start
         return MeteredRows(self, rows)
+
+    def feed(self, states: States) -> None:
+        if not isinstance(self._session, HeadSession):
+            raise DecodeError("this backend cannot run draft heads", "use --backend cpu or --backend runner")
+        self._session.feed(states)
 
     def store(self, rows: Sequence[int], slots: Sequence[int]) -> None:
         self._session.store(rows, slots)
@@ -50,7 +57,9 @@ class Metered:
     def restore(self, rows: CacheRows) -> None:
         self._session.restore(rows)
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        if not self._keep:
+            self._session.close()
 
 
 class MeteredRows:

@@ -33,7 +33,7 @@ def test_a_bench_finds_the_times_a_session_has(bundle: Bundle) -> None:
     session = ShapedSession(CpuSession(bundle), table, clock.pay)
     ticks: list[int] = []
     plan = Plan(fills=(0, 40, 9999), repeats=3, clock=clock, progress=lambda: ticks.append(1))
-    found = measure_model(session, "tiny", 12, plan)
+    found = measure_model(session, bundle.target, plan)
     assert found.widths == list(WIDTHS)
     assert len(ticks) == plan.passes(session) == len(WIDTHS) * 2 * 5 + 2
     assert {(each.width, each.fill) for each in found.passes} == {(w, f) for w in WIDTHS for f in (0, 40)}

@@ -1,0 +1,337 @@
+"""A drafter kept to what pays: the size of its trees follows what is accepted, down to none at all.
+
+Decisions rest on counted acceptance and on a table of what passes cost, never on a clock, so that the same
+run with the same table draws the same trees.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from hexgraft.host.drafters.base import Drafter, Limits
+from hexgraft.host.drafters.calibration import Calibration, Lesson
+from hexgraft.host.drafters.features import FeatureReader
+from hexgraft.host.tree import ROOT, Draws, TokenTree, TreeBuilder, single
+from hexgraft.models.errors import UsageError
+
+BOUND = 0.05
+"""How much slower than plain decoding a text may get, as far as the table is right."""
+HORIZON = 64
+"""Tokens a text is taken to have at least: until then it may lose what so many would allow."""
+
+_UNKNOWN = 0.5
+"""Stands in for a probability where a drafter has none."""
+_STAKE = 1.3
+"""What a round may lose at least, if anything, times the smallest tree's loss: a tree takes some drafting."""
+_PRIOR = 12.0
+"""Tokens that the speed foreseen counts for, against those measured."""
+_MEMORY = 0.97
+"""What a round's speed counts one round later."""
+_PATIENCE = (4, 2)
+"""Rounds whose gains must add up to something: at first, and when trying again."""
+_PAUSES = (8, 16, 32, 64)
+"""Plain rounds after a failure, after the second in a row, and so on."""
+
+
+class RoundCosts(Protocol):
+    """Seconds, by the rows of a pass and the cache slots in use. `drafting` is that of a drafted round beside
+    the draft's passes."""
+
+    @property
+    def drafting(self) -> float: ...
+
+    def plain(self, fill: int) -> float: ...
+
+    def verify(self, rows: int, fill: int) -> float: ...
+
+    def pass_of_draft(self, rows: int, fill: int) -> float: ...
+
+    def catch_up(self, rows: int, fill: int) -> float: ...
+
+
+class PassCount(Protocol):
+    """Counts a draft model's passes by (rows, fill)."""
+
+    @property
+    def passes(self) -> Mapping[tuple[int, int], int]: ...
+
+    def clear(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Purse:
+    """What a round may still spend on draft passes, and what one more accepted token is worth: a `Pace`."""
+
+    costs: RoundCosts
+    fill: int
+    token: float
+    left: float
+
+    def afford(self, gains: Sequence[float]) -> int:
+        """As many as bring most beyond what their pass costs; rows that a padded pass has anyway are free."""
+        best, most, price, gain = 0, 0.0, 0.0, 0.0
+        for rows, more in enumerate(gains, start=1):
+            gain += more
+            cost = self.costs.pass_of_draft(rows, self.fill)
+            if cost <= self.left and gain * self.token - cost >= most:
+                best, most, price = rows, gain * self.token - cost, cost
+        self.left -= price
+        return best
+
+
+@dataclass(slots=True)
+class _Ledger:
+    """Seconds of a text by the table: what its rounds cost, and what the same tokens cost plainly."""
+
+    paid: float = 0.0
+    plain: float = 0.0
+    recent_tokens: float = 0.0
+    recent_seconds: float = 0.0
+
+    def slack(self, plain: float) -> float:
+        """What the next round may lose against a plain one of `plain` seconds."""
+        return BOUND * max(self.plain + plain, HORIZON * plain) + self.plain - self.paid
+
+    def worth(self, plain: float, foreseen: float) -> float:
+        """Seconds a token is worth: what it costs at the speed this text has. A pass that brings tokens
+        dearer than that lowers the speed (Dinkelbach's rule for ratios)."""
+        seconds = _PRIOR * plain / foreseen + self.recent_seconds
+        return min(plain, seconds / (_PRIOR + self.recent_tokens))
+
+    def book(self, tokens: int, paid: float, plain: float) -> None:
+        self.paid += paid
+        self.plain += plain
+        self.recent_tokens = _MEMORY * self.recent_tokens + tokens
+        self.recent_seconds = _MEMORY * self.recent_seconds + paid
+
+
+@dataclass(slots=True)
+class _Trust:
+    """Whether asking the draft model pays at all: it rests after rounds that together lost."""
+
+    outcomes: list[float] = field(default_factory=list)
+    failures: int = 0
+    pause: int = 0
+
+    def resting(self) -> bool:
+        if self.pause == 0:
+            return False
+        self.pause -= 1
+        return True
+
+    def learn(self, outcome: float) -> None:
+        self.outcomes.append(outcome)
+        if len(self.outcomes) < _PATIENCE[min(self.failures, 1)]:
+            return
+        if sum(self.outcomes) < 0:
+            self.pause = _PAUSES[min(self.failures, len(_PAUSES) - 1)]
+            self.failures += 1
+        else:
+            self.failures = 0
+        self.outcomes.clear()
+
+
+@dataclass(slots=True)
+class _Drafted:
+    """The round under way: the drafter's own tree, which of its nodes went to the target, what it cost."""
+
+    fill: int
+    tree: TokenTree | None = None
+    kept: Sequence[int] = (ROOT,)
+    spent: float = 0.0
+    known: int = 0
+
+
+class Adaptive:
+    """Draws of `drafter` as much as pays by `costs`, in trees of one of `sizes`, at first of `start` nodes.
+
+    A tree is cut to the nodes whose acceptance is worth their rows in the target's pass; likelihood is the
+    drafter's, corrected by what the target has accepted. A draft model stops before a pass that costs more
+    than it is expected to bring, and rests after rounds that lost. A text never gets more than BOUND slower
+    than plain decoding by the table, one shorter than HORIZON tokens by more than HORIZON ones might.
+    `foreseen` is the speed expected against plain decoding, `prior` what other texts taught of the drafter's
+    probabilities, and `lesson` learns that. `meter` counts the passes of the draft model if
+    there is one. Trees of drawn children cannot be cut without changing what the verifier draws.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        costs: RoundCosts,
+        sizes: Sequence[int],
+        start: int,
+        *,
+        foreseen: float = 1.0,
+        meter: PassCount | None = None,
+        prior: Sequence[float] = (),
+        lesson: Lesson | None = None,
+    ) -> None:
+        if drafter.draws is not Draws.RANKED:
+            raise UsageError(
+                f"trees of the drafter {drafter.name} cannot follow acceptance", "add --no-tuned, or --plain"
+            )
+        self.name = drafter.name
+        self.draws: Draws | None = drafter.draws
+        self._drafter = drafter
+        self._costs = costs
+        self._sizes = sorted(sizes)
+        self._first = bisect_left(self._sizes, start) if meter is not None else len(self._sizes) - 1
+        self._aim = self._first = min(self._first, len(self._sizes) - 1)
+        self._foreseen = max(1.0, foreseen)
+        self._meter = meter
+        self._prior = prior
+        self._lesson = lesson
+        self._calibration = Calibration(prior)
+        self._trust = _Trust()
+        self._ledger = _Ledger()
+        self._last: _Drafted | None = None
+        self._read = 0
+
+    @property
+    def reader(self) -> FeatureReader | None:
+        return self._drafter.reader
+
+    @property
+    def passes(self) -> int:
+        return self._drafter.passes
+
+    @property
+    def rows(self) -> int:
+        return self._drafter.rows
+
+    @property
+    def slowdown(self) -> float:
+        """Seconds of this text by the table against those of plain decoding, 1 before the first round."""
+        return self._ledger.paid / self._ledger.plain if self._ledger.plain else 1.0
+
+    def begin(self, tokens: Sequence[int], keep: int = 0) -> None:
+        """As ever; only a text that goes on (`keep`) keeps what was learned, so that runs repeat."""
+        if not keep:
+            self._calibration, self._trust = Calibration(self._prior), _Trust()
+            self._aim = self._first
+        self._ledger, self._last, self._read = _Ledger(), None, len(tokens) - 1
+        self._drafter.begin(tokens, keep)
+
+    def draft(self, tokens: Sequence[int], limits: Limits) -> TokenTree:
+        self._learn(tokens)
+        fill = len(tokens) - 1
+        self._last = last = _Drafted(fill, known=len(tokens))
+        plain = self._costs.plain(fill)
+        token = self._ledger.worth(plain, self._foreseen)
+        nodes = min(limits.nodes, self._sizes[self._aim])
+        if nodes < 2 or limits.depth < 1 or self._trust.resting():
+            return single(tokens[-1])
+        slack = self._ledger.slack(plain)
+        least = self._loss(2, fill, plain) + self._first_pass(len(tokens) - self._read, fill)
+        if slack < least:
+            return single(tokens[-1])
+        # Half of what may be lost, so that one failure does not use up the chances of a text.
+        slack = min(slack, max(slack / 2, _STAKE * least))
+        if self._meter is not None:
+            self._meter.clear()
+        purse = _Purse(self._costs, fill, token, slack - least)
+        last.tree = self._drafter.draft(tokens, Limits(nodes, limits.depth, limits.stops, purse))
+        self._read = len(tokens)
+        last.spent = self._spent()
+        last.kept = self._choose(last.tree, token, slack - last.spent, plain, fill)
+        if self._meter is not None:
+            self._follow(len(last.kept))
+        return _cut(last.tree, last.kept)
+
+    def accept(self, tree: TokenTree, path: Sequence[int]) -> None:
+        last = self._last
+        if last is None:
+            return
+        paid = last.spent + self._costs.verify(len(tree), last.fill)
+        plain = sum(self._costs.plain(last.fill + step) for step in range(len(path)))
+        if last.tree is not None:
+            paid += self._costs.drafting
+            self._drafter.accept(last.tree, [last.kept[node] for node in path])
+            if last.spent > 0:
+                self._trust.learn(plain - paid)
+        self._ledger.book(len(path), paid, plain)
+
+    def close(self) -> None:
+        self._drafter.close()
+
+    def _loss(self, rows: int, fill: int, plain: float) -> float:
+        """What a tree of `rows` loses if nothing of it is accepted, its draft passes left out."""
+        return self._costs.verify(rows, fill) + self._costs.drafting - plain
+
+    def _first_pass(self, rows: int, fill: int) -> float:
+        """The draft model's pass over the root and what it has not read yet."""
+        return self._costs.catch_up(rows, fill) if self._meter is not None else 0.0
+
+    def _spent(self) -> float:
+        if self._meter is None:
+            return 0.0
+        passes = self._meter.passes.items()
+        return sum(count * self._costs.pass_of_draft(rows, fill) for (rows, fill), count in passes)
+
+    def _choose(self, tree: TokenTree, token: float, slack: float, plain: float, fill: int) -> Sequence[int]:
+        """The nodes that pay: the likeliest ones, as many as bring most beyond what their pass costs."""
+        logs = self._logs(tree)
+        order = sorted(range(len(tree)), key=lambda node: (-logs[node], node))
+        best, most, gain = 1, -math.inf, 0.0
+        for count in range(1, len(tree) + 1):
+            gain += math.exp(logs[order[count - 1]])
+            if count > 1 and self._loss(count, fill, plain) > slack:
+                continue
+            net = gain * token - self._costs.verify(count, fill)
+            if net > most + 1e-12:
+                best, most = count, net
+        return sorted(order[:best])
+
+    def _logs(self, tree: TokenTree) -> list[float]:
+        """By node, the log of how likely it is to be accepted."""
+        logs = [0.0]
+        for node in range(1, len(tree)):
+            share = float(tree.probabilities[node])
+            share = _UNKNOWN if math.isnan(share) else share
+            own = self._calibration.correct(math.log(share)) if share > 0 else -math.inf
+            logs.append(logs[tree.parents[node]] + own)
+        return logs
+
+    def _follow(self, kept: int) -> None:
+        """Ask for the next larger tree after one that paid as a whole, for a smaller one if that had done."""
+        below = self._sizes[self._aim - 1] if self._aim > 0 else 0
+        if kept >= self._sizes[self._aim]:
+            self._aim = min(self._aim + 1, len(self._sizes) - 1)
+        elif 1 < kept <= below:
+            self._aim -= 1
+
+    def _learn(self, tokens: Sequence[int]) -> None:
+        """Judge the whole of the last tree by the text that came, the nodes that were cut included."""
+        last = self._last
+        tree = last.tree if last is not None else None
+        if last is None or tree is None:
+            self._calibration.learn(())
+            return
+        trials: list[tuple[float, bool]] = []
+        node = ROOT
+        for token in tokens[last.known :]:
+            right = tree.child(node, token)
+            trials += [(float(tree.probabilities[c]), c == right) for c in tree.children(node)]
+            if right is None:
+                break
+            node = right
+        self._calibration.learn(trials)
+        if self._lesson is not None:
+            self._lesson.add(trials)
+
+
+def _cut(tree: TokenTree, kept: Sequence[int]) -> TokenTree:
+    """`tree` without the nodes that are not among `kept`, which holds every node's parent before it."""
+    if len(kept) == len(tree):
+        return tree
+    builder = TreeBuilder(int(tree.tokens[ROOT]))
+    place = {ROOT: ROOT}
+    for node in kept[1:]:
+        parent = place[int(tree.parents[node])]
+        share = float(tree.probabilities[node])
+        place[node] = builder.add(parent, int(tree.tokens[node]), share, tree.sources[node])
+    return builder.build()

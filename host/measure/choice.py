@@ -1,0 +1,107 @@
+"""What was chosen for a bundle in a place, kept in the user's state folder for `run` to begin with."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from hexgraft.host.atomic_file import write_whole
+from hexgraft.host.measure.profile import LatencyProfile
+from hexgraft.host.measure.setting import Setting
+from hexgraft.host.prefix import Place
+
+FORMAT = 1
+"""Files of another version count as none: tuning again is quick."""
+
+
+class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The setting that pays most at a temperature, None for plain decoding.
+
+    Speeds are tokens a second over `tokens` tokens: predicted by table and trials, and measured for the
+    setting as it is and kept to what pays. `drafting` is its host time a drafted round in seconds, `prior`
+    what tuning learned of the drafter's probabilities. Acceptance counts [accepted, tried].
+    """
+
+    temperature: float
+    setting: Setting | None
+    tokens: int
+    predicted: float
+    predicted_plain: float
+    measured: float
+    measured_plain: float
+    measured_adaptive: float
+    drafting: float = 0.0
+    prior: tuple[float, ...] = ()
+    by_depth: list[tuple[int, int]] = []
+    by_rank: list[tuple[int, int]] = []
+
+    @property
+    def speedup(self) -> float:
+        """Over plain decoding, as it was measured."""
+        return max(self.measured, self.measured_adaptive) / self.measured_plain
+
+
+class Tuned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything chosen for a place, with the table it was chosen by."""
+
+    format: int
+    profile: LatencyProfile
+    choices: list[Choice]
+
+    def at(self, temperature: float) -> Choice | None:
+        """The choice for a temperature: greedy choices for greedy runs, else the nearest one."""
+        fitting = [each for each in self.choices if (each.temperature > 0) == (temperature > 0)]
+        return min(fitting, key=lambda each: abs(each.temperature - temperature), default=None)
+
+    def with_choice(self, choice: Choice) -> list[Choice]:
+        """The choices with a new one in place of an older one of its temperature."""
+        return [each for each in self.choices if each.temperature != choice.temperature] + [choice]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a choice holds: place and bundle, CPU threads, and the machine or phone."""
+
+    place: Place
+    threads: int
+    identity: str
+
+    @property
+    def path(self) -> Path:
+        """The file of the choices, whether or not it exists."""
+        words = (self.place.provider, self.place.precision, self.place.widths, self.threads, self.identity)
+        key = hashlib.sha256("\n".join(map(str, words)).encode()).hexdigest()
+        return state_folder() / "tuned" / f"{self.place.bundle[:16]}-{key[:12]}.json"
+
+
+def state_folder() -> Path:
+    """HEXGRAFT_STATE, or hexgraft's folder in the user's state."""
+    named = os.environ.get("HEXGRAFT_STATE")
+    if named:
+        return Path(named).expanduser()
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "hexgraft"
+
+
+def read_tuned(site: Site) -> Tuned | None:
+    """What was chosen for a site; None if nothing was, or not by this version."""
+    try:
+        tuned = msgspec.json.decode(site.path.read_bytes(), type=Tuned)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return tuned if tuned.format == FORMAT else None
+
+
+def write_choice(site: Site, profile: LatencyProfile, choice: Choice) -> Path:
+    """Keep a choice with the table it was made by. Choices for other temperatures stay."""
+    before = read_tuned(site)
+    choices = before.with_choice(choice) if before is not None else [choice]
+    path = site.path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = msgspec.json.encode(Tuned(FORMAT, profile, choices))
+    write_whole(path, msgspec.json.format(data, indent=1) + b"\n", replace=True)
+    return path

@@ -1,0 +1,128 @@
+"""A setting tried on transcripts: the rounds a run of it has, without the target's passes."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from hexgraft.host.decode import DecodeOptions, Decoder
+from hexgraft.host.drafters.base import Drafter
+from hexgraft.host.lab.comparison import Transcript
+from hexgraft.host.lab.scripted_session import ScriptedSession
+from hexgraft.host.measure.metered import Clock, Metered
+from hexgraft.host.measure.setting import Setting
+from hexgraft.host.session import SessionSpec
+from hexgraft.host.stats import Stats, Tally
+
+Passes = Counter[tuple[int, int]]
+"""How often a pass of so many rows at such a fill of the cache happened."""
+
+
+@dataclass(slots=True)
+class Part:
+    """One transcript's share of a trial. `drafting` are seconds of drafting beside the draft's passes."""
+
+    tokens: int
+    rounds: int
+    target: Passes
+    draft: Passes
+    drafting: float
+
+
+@dataclass(slots=True)
+class Trial:
+    """What a setting does to transcripts, part by part, and acceptance by depth and by rank over all."""
+
+    setting: Setting
+    parts: list[Part] = field(default_factory=list)
+    by_depth: list[Tally] = field(default_factory=list)
+    by_rank: list[Tally] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        return sum(part.tokens for part in self.parts)
+
+    @property
+    def rounds(self) -> int:
+        return sum(part.rounds for part in self.parts)
+
+    @property
+    def tokens_per_round(self) -> float:
+        return self.tokens / self.rounds if self.rounds else 0.0
+
+    @property
+    def passes_per_round(self) -> float:
+        passes = sum(part.draft.total() for part in self.parts)
+        return passes / self.rounds if self.rounds else 0.0
+
+    @property
+    def drafting(self) -> float:
+        """Seconds a round of drafting beside the draft's passes."""
+        return sum(part.drafting for part in self.parts) / self.rounds if self.rounds else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What trials share: the target's sizes, transcripts with the options they were made with, and the
+    draft's meter where there is a draft model."""
+
+    spec: SessionSpec
+    transcripts: Sequence[Transcript]
+    options: DecodeOptions
+    draft: Metered | None = None
+    clock: Clock = time.perf_counter
+
+
+def run_trial(bench: Bench, setting: Setting, drafter: Drafter) -> Trial:
+    """Try a setting's drafter on every transcript."""
+    trial = Trial(setting)
+    for transcript in bench.transcripts:
+        part, stats = _run(bench, setting, drafter, transcript)
+        trial.parts.append(part)
+        _merge(trial.by_depth, stats.by_depth)
+        _merge(trial.by_rank, stats.by_rank)
+    return trial
+
+
+def _run(bench: Bench, setting: Setting, drafter: Drafter, transcript: Transcript) -> tuple[Part, Stats]:
+    text = [*transcript.prompt, *transcript.answer]
+    script = ScriptedSession(bench.spec, text, transcript.features)
+    target = Metered(script, bench.clock)
+    # The script has drawn already: sampling it again would draw among one token.
+    options = DecodeOptions(
+        max_tokens=bench.options.max_tokens,
+        tree_size=setting.tree_size,
+        tree_depth=setting.tree_depth,
+        stops=bench.options.stops,
+    )
+    decoder = Decoder(target, drafter, options)
+    decoder.begin(transcript.prompt)
+    target.clear()
+    if bench.draft is not None:
+        bench.draft.clear()
+    begun = bench.clock()
+    for _ in decoder.rounds():
+        pass
+    spent = bench.clock() - begun
+    passes: Passes = Counter()
+    if bench.draft is not None:
+        passes.update(bench.draft.passes)
+        spent -= bench.draft.seconds
+    stats = decoder.stats
+    part = Part(stats.tokens, stats.rounds, Counter(target.passes), passes, max(0.0, spent - target.seconds))
+    return part, stats
+
+
+def _merge(into: list[Tally], more: list[Tally]) -> None:
+    while len(into) < len(more):
+        into.append(Tally())
+    for mine, other in zip(into, more, strict=False):
+        mine.tried += other.tried
+        mine.accepted += other.accepted
+
+
+def with_widths(spec: SessionSpec, widths: Sequence[int] | None, widest: int) -> SessionSpec:
+    """The spec of a target as another place would run it."""
+    return replace(spec, widths=tuple(widths) if widths is not None else None, max_width=widest)

@@ -1,0 +1,162 @@
+"""Finds the setting that pays most: every setting tried on transcripts and priced by the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import msgspec
+
+from hexgraft.host.drafters.adaptive import Adaptive
+from hexgraft.host.drafters.base import Drafter
+from hexgraft.host.drafters.calibration import Lesson
+from hexgraft.host.measure.costs import Costs
+from hexgraft.host.measure.metered import Metered
+from hexgraft.host.measure.profile import ProfileError
+from hexgraft.host.measure.setting import Maker, OpenDraft, Setting, neighbours, tree_sizes
+from hexgraft.host.measure.trial import Bench, Trial, run_trial
+
+PAYS = 1.05
+"""Trees that promise less than this over plain decoding are not worth their trouble."""
+
+_STARTS = 2
+"""Drafters whose best setting is improved coordinate by coordinate."""
+
+
+@dataclass(slots=True)
+class Guess:
+    """A setting, what its trial found, and the tokens a second that predicts, `speedup` over plain ones."""
+
+    setting: Setting
+    trial: Trial
+    speed: float
+    speedup: float
+    adaptive: bool = False
+    prior: tuple[float, ...] = ()
+
+    @property
+    def title(self) -> str:
+        return self.setting.title + (", adaptive" if self.adaptive else "")
+
+
+@dataclass(slots=True)
+class Search:
+    """Every setting tried so far. `open_draft` gives the session the bench counts the draft's passes of;
+    `progress` is told each setting once it is tried."""
+
+    bench: Bench
+    costs: Costs
+    make: Maker
+    open_draft: OpenDraft
+    progress: Callable[[str], None] = field(default=lambda title: None)
+    guesses: dict[Setting, Guess] = field(default_factory=dict)
+
+    @property
+    def plain(self) -> float:
+        """Tokens a second of plain decoding, predicted."""
+        return self.costs.plain_speed(self.bench.transcripts)
+
+    def guess(self, setting: Setting) -> Guess:
+        """Try a setting, once."""
+        if setting not in self.guesses:
+            drafter = self.make(setting, self.open_draft)
+            try:
+                trial = run_trial(self.bench, setting, drafter)
+            finally:
+                drafter.close()
+            self.guesses[setting] = self._priced(trial)
+            self.progress(setting.title)
+        return self.guesses[setting]
+
+    def run(self, drafters: Sequence[str], sizes: Sequence[int]) -> list[Guess]:
+        """Every drafter at every size, then the best drafters' best settings one coordinate at a time until
+        none helps. All guesses, the fastest first."""
+        for name in drafters:
+            try:
+                for size in sizes:
+                    self.guess(Setting(name, size))
+            except ProfileError:
+                continue  # without times of a draft model this drafter cannot be predicted
+        best: dict[str, Guess] = {}
+        for guess in self.ranking():
+            best.setdefault(guess.setting.drafter, guess)
+        for guess in list(best.values())[:_STARTS]:
+            self._climb(guess, sizes)
+        return self.ranking()
+
+    def ranking(self) -> list[Guess]:
+        """All guesses, the fastest first; of equals the smaller tree."""
+        return sorted(self.guesses.values(), key=lambda each: (-each.speed, each.setting.tree_size))
+
+    def adapted(self, guess: Guess) -> Guess:
+        """The same drafter kept to what pays, tried and priced likewise, after a first time to learn how far
+        its probabilities can be trusted."""
+        lesson = Lesson()
+        self._try_adaptive(guess, lesson)
+        taught = replace(guess, adaptive=True, prior=lesson.shifts)
+        priced = self._priced(self._try_adaptive(taught, None))
+        return replace(taught, trial=priced.trial, speed=priced.speed, speedup=priced.speedup)
+
+    def adaptive(self, guess: Guess, lesson: Lesson | None = None) -> Adaptive:
+        """The guess's drafter, kept to what pays."""
+        costs = replace(self.costs, drafting=guess.trial.drafting)
+        make, start = partial(self.make, guess.setting), guess.setting.tree_size
+        return adapt(make, self.open_draft, costs, self.sizes, start, guess.speedup, guess.prior, lesson)
+
+    def _try_adaptive(self, guess: Guess, lesson: Lesson | None) -> Trial:
+        drafter = self.adaptive(guess, lesson)
+        largest = msgspec.structs.replace(guess.setting, tree_size=self.sizes[-1])
+        try:
+            return run_trial(self.bench, largest, drafter)
+        finally:
+            drafter.close()
+
+    @property
+    def sizes(self) -> list[int]:
+        """Nodes trees may have: those that fill a graph."""
+        return sizes_of(self.costs, self.bench.spec.max_width)
+
+    def worst(self, guess: Guess) -> float:
+        """Seconds against plain ones of the transcript that fares worst."""
+        parts = zip(guess.trial.parts, self.bench.transcripts, strict=True)
+        return max(self.costs.seconds(part) / self.costs.plain_seconds(text) for part, text in parts)
+
+    def _priced(self, trial: Trial) -> Guess:
+        speed = self.costs.speed(trial)
+        return Guess(trial.setting, trial, speed, speed / self.plain)
+
+    def _climb(self, guess: Guess, sizes: Sequence[int]) -> None:
+        while True:
+            around = [self.guess(setting) for setting in neighbours(guess.setting, sizes)]
+            top = max(around, key=lambda each: each.speed, default=guess)
+            if top.speed <= guess.speed:
+                return
+            guess = top
+
+
+def sizes_of(costs: Costs, widest: int) -> list[int]:
+    """Tree sizes to try where costs are those of `costs` and the target reads `widest` rows at most."""
+    return [size for size in tree_sizes(costs.target.widths) if size <= widest]
+
+
+def adapt(
+    make: Callable[[OpenDraft], Drafter],
+    open_draft: OpenDraft,
+    costs: Costs,
+    sizes: Sequence[int],
+    start: int,
+    foreseen: float,
+    prior: Sequence[float] = (),
+    lesson: Lesson | None = None,
+) -> Adaptive:
+    """The drafter of `make` kept to what pays by `costs`, in trees of `sizes`, at first of `start` nodes."""
+    meters: list[Metered] = []
+
+    def counted() -> Metered:
+        meters.append(Metered(open_draft()))
+        return meters[-1]
+
+    drafter = make(counted)
+    meter = meters[-1] if meters else None
+    return Adaptive(drafter, costs, sizes, start, foreseen=foreseen, meter=meter, prior=prior, lesson=lesson)

@@ -1,0 +1,49 @@
+"""The lab's prompts on the tiny pair: their transcripts, and a search over them at a table's pace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shapes import shaped_profile
+
+from hexgraft.host.bundle import Bundle
+from hexgraft.host.cpu_session import CpuSession
+from hexgraft.host.decode import DecodeOptions
+from hexgraft.host.lab.comparison import Transcript, transcribe
+from hexgraft.host.lab.prompts import LAB_PROMPTS, LabPrompt
+from hexgraft.host.measure.costs import Costs
+from hexgraft.host.measure.metered import Metered
+from hexgraft.host.measure.profile import LatencyProfile
+from hexgraft.host.measure.setting import maker
+from hexgraft.host.measure.shaped import ShapedSession, VirtualClock
+from hexgraft.host.measure.table import LatencyTable
+from hexgraft.host.measure.trial import Bench
+from hexgraft.host.measure.tune import Search
+from hexgraft.host.sampling import Sampling
+
+TOKENS = 64
+
+
+class Pace:
+    """A bundle of tests at a profile's pace, on a clock of its own."""
+
+    def __init__(self, bundle: Bundle, profile: LatencyProfile, sampling: Sampling | None = None) -> None:
+        assert profile.draft is not None
+        self.clock = VirtualClock()
+        self.options = DecodeOptions(max_tokens=TOKENS, tree_size=1, sampling=sampling or Sampling())
+        self.target = ShapedSession(CpuSession(bundle), LatencyTable(profile.target), self.clock.pay)
+        slow = ShapedSession(CpuSession(bundle, "draft"), LatencyTable(profile.draft), self.clock.pay)
+        self.draft = Metered(slow, self.clock, keep=True)
+        self.make = maker(bundle, self.options.sampling)
+        self.costs = Costs.of(profile)
+
+    def transcripts(self, prompts: Sequence[LabPrompt] = LAB_PROMPTS) -> list[Transcript]:
+        return list(transcribe(self.target, prompts, lambda text: list(text.encode())[:90], self.options))
+
+    def search(self, transcripts: Sequence[Transcript]) -> Search:
+        bench = Bench(self.target.spec, transcripts, self.options, self.draft, self.clock)
+        return Search(bench, self.costs, self.make, lambda: self.draft)
+
+
+def pace(bundle: Bundle, shape: str, *, draft: float = 0.1, sampling: Sampling | None = None) -> Pace:
+    return Pace(bundle, shaped_profile(shape, draft=draft), sampling)

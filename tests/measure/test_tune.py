@@ -1,0 +1,142 @@
+"""Choosing a tree: predictions against runs on a virtual clock, and the choice against the whole grid."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from lab_pair import Pace, pace
+from pair import make_pair
+from shapes import shaped_profile
+
+from hexgraft.host.bundle import Bundle
+from hexgraft.host.lab.prompts import LAB_PROMPTS
+from hexgraft.host.measure import setting as settings
+from hexgraft.host.measure.contest import Contest
+from hexgraft.host.measure.costs import Costs
+from hexgraft.host.measure.decision import Verdict, decide
+from hexgraft.host.measure.setting import (
+    Setting,
+    every_setting,
+    fan_out,
+    maker,
+    neighbours,
+    usable_drafters,
+)
+from hexgraft.host.measure.tune import PAYS, Search
+from hexgraft.host.sampling import Sampling
+from hexgraft.host.session import Session
+
+SIX = LAB_PROMPTS[::5]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return make_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture
+def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grid that can be run through in seconds."""
+    monkeypatch.setattr(settings, "DEPTHS", (3, None))
+    monkeypatch.setattr(settings, "FANS", (1, 3))
+
+
+def verdict_of(place: Pace, search: Search, drafters: list[str]) -> Verdict:
+    guesses = search.run(drafters, search.sizes)
+    prompts = [transcript.prompt for transcript in search.bench.transcripts]
+    contest = Contest(place.target, prompts, place.options, repeats=1, clock=place.clock)
+    return decide(search, contest, guesses[:2], search.adapted(guesses[0]))
+
+
+@pytest.mark.parametrize(("shape", "temperature"), [("flat", 0.8), ("steep", 0.0)])
+def test_predictions_are_what_runs_take(bundle: Bundle, coarse: None, shape: str, temperature: float) -> None:
+    """Of the chosen setting, of another one, of the chosen one kept to what pays, and of plain decoding."""
+    place = pace(bundle, shape, sampling=Sampling(temperature=temperature))
+    search = place.search(place.transcripts(SIX[:2]))
+    verdict = verdict_of(place, search, ["lookup", "levels"])
+    assert verdict.plain.speed.median == pytest.approx(search.plain, rel=0.01)
+    assert len(verdict.tried) == 3
+    for guess, result in verdict.tried:
+        assert result.speed.median == pytest.approx(guess.speed, rel=0.1)
+        assert result.ratio.median == pytest.approx(guess.speedup, rel=0.1)
+    assert verdict.tried[-1][0].adaptive
+    assert verdict.choice.measured == pytest.approx(verdict.choice.predicted, rel=0.1)
+    assert verdict.choice.temperature == temperature
+
+
+@pytest.mark.parametrize("shape", ["flat", "steep"])
+def test_the_choice_is_as_good_as_an_exhaustive_search(bundle: Bundle, coarse: None, shape: str) -> None:
+    place = pace(bundle, shape)
+    transcripts = place.transcripts(SIX[:1])
+    climbed, whole = place.search(transcripts), place.search(transcripts)
+    best = climbed.run(["lookup", "levels"], climbed.sizes)[0]
+    grid = every_setting(["lookup", "levels"], whole.sizes)
+    fastest = max(whole.guess(setting).speed for setting in grid)
+    assert best.speed >= 0.97 * fastest
+    assert len(climbed.guesses) < len(grid)
+
+
+def test_trees_suit_the_table(bundle: Bundle, coarse: None) -> None:
+    """Where passes cost the same whatever their width, trees get wide; where they do not, narrow."""
+    chosen = {}
+    for shape in ("flat", "steep"):
+        place = pace(bundle, shape)
+        search = place.search(place.transcripts(SIX[:2]))
+        chosen[shape] = search.run(["levels"], search.sizes)[0].setting.tree_size
+    assert chosen["flat"] > chosen["steep"]
+
+
+def test_plain_decoding_is_chosen_where_no_tree_pays(tmp_path: Path, coarse: None) -> None:
+    bundle = make_pair(tmp_path, noise=2.0)
+    place = pace(bundle, "steep", draft=0.9)
+    search = place.search(place.transcripts(SIX[:2]))
+    verdict = verdict_of(place, search, ["levels"])
+    assert not verdict.pays
+    assert verdict.choice.setting is None
+    assert max(result.ratio.median for _, result in verdict.tried) < PAYS
+
+
+def test_acceptance_by_depth_and_rank_is_kept(bundle: Bundle) -> None:
+    place = pace(bundle, "flat")
+    search = place.search(place.transcripts(SIX[:2]))
+    guess = search.guess(Setting("levels", 8))
+    verdict = verdict_of(place, search, ["lookup"])
+    assert sum(t.accepted for t in guess.trial.by_depth) == guess.trial.tokens - guess.trial.rounds
+    assert guess.trial.by_rank[0].rate > guess.trial.by_rank[1].rate
+    assert verdict.choice.by_depth
+    assert all(accepted <= tried for accepted, tried in verdict.choice.by_rank)
+
+
+def test_settings_around_one() -> None:
+    around = neighbours(Setting("levels", 8), [4, 8, 16])
+    assert Setting("levels", 8) not in around
+    assert Setting("levels", 16) in around
+    assert Setting("levels", 8, 3) in around
+    assert Setting("levels", 8, None, ("top_k=2",)) in around
+    assert fan_out("best-first") == "max_fan_out"
+    assert fan_out("lookup") is None
+    words = Setting("levels", 8, 3, ("top_k=2",)).arguments()
+    assert words == [
+        "--draft", "levels", "--tree-size", "8", "--tree-depth", "3", "--draft-option", "top_k=2"
+    ]  # fmt: skip
+
+
+def test_drafters_are_taken_from_the_registry(bundle: Bundle, tmp_path: Path) -> None:
+    place = pace(bundle, "flat")
+    found = usable_drafters(place.make, lambda: place.draft)
+    assert {"lookup", "chain", "best-first", "levels", "static", "lookup+levels"} <= set(found)
+    assert not {"none", "sampled"} & set(found)
+    alone = maker(make_pair(tmp_path, noise=None), Sampling())
+    assert usable_drafters(alone, no_draft) == ["lookup", "chain"]
+
+
+def no_draft() -> Session:
+    raise AssertionError("a draft was opened")
+
+
+def test_costs_add_up() -> None:
+    costs = Costs.of(shaped_profile("steep"), drafting=0.001)
+    assert costs.catch_up(0, 0) == 0
+    assert costs.catch_up(40, 0) == pytest.approx(costs.pass_of_draft(32, 0) + costs.pass_of_draft(8, 0))
+    assert costs.plain(0) == pytest.approx(0.05)

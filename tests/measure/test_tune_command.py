@@ -1,0 +1,199 @@
+"""`hexgraft tune`: what it says and keeps, what `run` makes of it, and predictions for other places."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+from pair import make_pair
+from shapes import shaped_profile
+
+from hexgraft.host.bundle import Bundle
+from hexgraft.host.cli.main import cli
+from hexgraft.host.measure.choice import Choice, Site, Tuned, read_tuned, write_choice
+from hexgraft.host.measure.machine import this_machine
+from hexgraft.host.measure.profile import write_profile
+from hexgraft.host.measure.setting import Setting
+from hexgraft.host.prefix import Place
+
+PROMPT = ("-p", "the sky is blue", "--raw", "--max-tokens", "24")
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return make_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HEXGRAFT_STATE", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.txt"
+    path.write_text("the sky is blue\n", encoding="utf-8")
+    return path
+
+
+def hexgraft(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, list(arguments))
+
+
+def keep(bundle: Bundle, setting: Setting | None, temperature: float = 0.0) -> None:
+    """As if `tune` had chosen this on this machine."""
+    site = Site(Place.of(bundle, "cpu", None), 0, this_machine().identity)
+    choice = Choice(temperature, setting, 64, 30.0, 20.0, 30.0, 20.0, 32.0)
+    write_choice(site, shaped_profile("flat"), choice)
+
+
+def test_what_is_chosen_is_what_run_does(bundle: Bundle, prompts: Path, state: Path) -> None:
+    arguments = ("--prompts", str(prompts), "--max-tokens", "16", "--drafters", "lookup", "--repeats", "1")
+    done = hexgraft("tune", str(bundle.path), *arguments, "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    (file,) = (state / "tuned").iterdir()
+    assert found["file"] == str(file)
+    kept = msgspec.json.decode(file.read_bytes(), type=Tuned)
+    assert msgspec.to_builtins(kept.choices[0].setting) == found["choice"]["setting"]
+    assert kept.profile.bundle == bundle.digest
+    assert found["settings"][-1]["adaptive"] is True
+    assert found["settings"][0]["measured"]["speed"] > 0
+    ran = hexgraft("run", str(bundle.path), *PROMPT)
+    assert "tuned: " in ran.stderr
+
+
+def test_explicit_options_win(bundle: Bundle) -> None:
+    keep(bundle, Setting("levels", 8))
+    tuned = hexgraft("run", str(bundle.path), *PROMPT, "--json")
+    assert tuned.exit_code == 0, tuned.output
+    assert "tuned: levels, 8 nodes, as far as it pays (1.60x plain decoding" in tuned.stderr
+    plain = hexgraft("run", str(bundle.path), *PROMPT, "--json", "--plain")
+    assert json.loads(tuned.stdout)["tokens"] == json.loads(plain.stdout)["tokens"]
+    assert json.loads(tuned.stdout)["stats"]["draft_passes"] > 0
+    for extra in (
+        ["--plain"],
+        ["--no-tuned"],
+        ["--draft", "lookup"],
+        ["--tree-size", "4"],
+        ["--tree-depth", "2"],
+        ["--draft-option", "top_k=2"],
+        ["--verifier", "specinfer"],
+        ["--temperature", "0.7"],
+        ["--widths", "8,32"],
+    ):
+        assert "tuned" not in hexgraft("run", str(bundle.path), *PROMPT, *extra).stderr, extra
+
+
+def test_plain_decoding_may_be_chosen(bundle: Bundle) -> None:
+    keep(bundle, None)
+    ran = hexgraft("run", str(bundle.path), *PROMPT, "--json")
+    assert "tuned: plain decoding, as no tree pays here" in ran.stderr
+    assert json.loads(ran.stdout)["stats"]["tokens_per_round"] == 1
+    assert "tuned" not in hexgraft("run", str(bundle.path), *PROMPT, "--no-tuned").stderr
+
+
+def test_a_conversation_is_tuned_too(bundle: Bundle) -> None:
+    keep(bundle, Setting("lookup+levels", 8))
+    done = CliRunner().invoke(cli, ["chat", str(bundle.path), "--max-tokens", "8"], input="one\ntwo\n")
+    assert done.exit_code == 0, done.output
+    assert "tuned: lookup+levels" in done.stderr
+
+
+def test_a_trace_of_a_tuned_run_repeats_and_replays(bundle: Bundle, tmp_path: Path) -> None:
+    keep(bundle, Setting("levels", 8))
+    traces = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    for trace in traces:
+        done = hexgraft("run", str(bundle.path), *PROMPT, "--trace", str(trace))
+        assert done.exit_code == 0, done.output
+    rounds = [
+        [
+            {k: v for k, v in json.loads(line).items() if k != "seconds"}
+            for line in t.read_text().splitlines()[1:-1]
+        ]
+        for t in traces
+    ]
+    assert rounds[0] == rounds[1]
+    replayed = hexgraft("replay", str(traces[0]), str(bundle.path))
+    assert replayed.exit_code == 0, replayed.output
+
+
+def rounds_of(trace: Path) -> list[dict[str, object]]:
+    """The rounds of a trace but for their times."""
+    lines = [json.loads(line) for line in trace.read_text(encoding="utf-8").splitlines()[1:-1]]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def test_choices_by_temperature_stand_beside_each_other(bundle: Bundle) -> None:
+    for temperature, size in ((0.0, 4), (1.0, 8), (0.2, 16), (1.0, 32)):
+        keep(bundle, Setting("levels", size), temperature)
+    tuned = read_tuned(Site(Place.of(bundle, "cpu", None), 0, this_machine().identity))
+    assert tuned is not None
+    assert len(tuned.choices) == 3
+    for temperature, size in ((0.0, 4), (0.1, 16), (0.9, 32)):
+        choice = tuned.at(temperature)
+        assert choice is not None
+        assert choice.setting == Setting("levels", size)
+
+
+def test_a_damaged_choice_counts_as_none(bundle: Bundle, state: Path) -> None:
+    keep(bundle, Setting("levels", 8))
+    (file,) = (state / "tuned").iterdir()
+    file.write_bytes(file.read_bytes().replace(b'"format": 1', b'"format": 9', 1))
+    ran = hexgraft("run", str(bundle.path), *PROMPT)
+    assert ran.exit_code == 0
+    assert "tuned" not in ran.stderr
+
+
+def test_another_place_is_foretold_and_nothing_kept(
+    bundle: Bundle, prompts: Path, tmp_path: Path, state: Path
+) -> None:
+    table = tmp_path / "table.json"
+    write_profile(shaped_profile("flat"), table)
+    arguments = (
+        "tune",
+        str(bundle.path),
+        "--prompts",
+        str(prompts),
+        "--max-tokens",
+        "16",
+        "--drafters",
+        "levels",
+    )
+    done = hexgraft(*arguments, "--profile", str(table))
+    assert done.exit_code == 0, done.output
+    assert "predictions for a machine of tests, not measurements" in done.stdout
+    assert "passes are those of target" in done.stdout
+    assert not state.exists()
+    printed = json.loads(hexgraft(*arguments, "--profile", str(table), "--json").stdout)
+    assert printed["predictions_only"] is True
+    assert printed["plain"]["predicted"] == pytest.approx(20, rel=0.1)
+    assert "measured" not in json.dumps(printed["predictions"])
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (["--drafters", "leaves"], "unknown drafter 'leaves'"),
+        (["--profile", "snapdragon-1"], "no profile is called snapdragon-1"),
+        (["--profile", "missing.json"], "cannot read missing.json"),
+        (["--widths", "1", "--profile", "TABLE"], "no graph a tree fits in"),
+    ],
+)
+def test_bad_options_are_refused(
+    bundle: Bundle, prompts: Path, tmp_path: Path, extra: list[str], message: str
+) -> None:
+    narrow = shaped_profile("flat")
+    ones = [each for each in narrow.target.passes if each.width == 1]
+    target = msgspec.structs.replace(narrow.target, passes=ones, widths=[1])
+    write_profile(msgspec.structs.replace(narrow, target=target), tmp_path / "table.json")
+    words = [str(tmp_path / "table.json") if word == "TABLE" else word for word in extra]
+    done = hexgraft(
+        "tune", str(bundle.path), "--prompts", str(prompts), "--max-tokens", "4", "--repeats", "1", *words
+    )
+    assert done.exit_code != 0
+    assert message in str(done.exception)
