@@ -2,7 +2,8 @@
 #
 #   PYTHON=python3.12     the Python to build the environment with (3.11 or newer)
 #   VENV=.venv            where the environment goes
-#   EXTRAS=dev,htp        what `make test` and `make lint` install; htp adds the Hexagon emulator (x86-64 Linux)
+#   EXTRAS=dev,htp        what `make test` and `make lint` install; htp adds the Hexagon emulator (x86-64 Linux),
+#                         hub with it the stand-in for Qualcomm AI Hub
 #   TORCH=torch==2.13.0   the torch of the tests; the package itself needs none
 #   TORCH_INDEX=URL       take torch from another index: on Linux, plain pip fetches a CUDA build of several
 #                         gigabytes, and PyTorch's install page names an index with small CPU builds

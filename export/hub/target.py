@@ -46,13 +46,14 @@ def find_device(devices: Sequence[HostedDevice], name: str) -> HostedDevice:
 
 
 def device_for(devices: Sequence[HostedDevice], soc: Soc) -> HostedDevice:
-    """A device with this chip: the same one every time, so that jobs are found again."""
+    """A device with this chip: the same one every time, so that jobs are found again. Proxies, which stand
+    for a chip without being there, come last: they compile but run nothing."""
     same = [device for device in devices if soc_of(device) == soc]
     if not same:
         raise UsageError(
             f"AI Hub has no device with {soc.title}", "hexgraft hub devices lists them and their chips"
         )
-    return min(same, key=lambda device: (device.name, device.os))
+    return min(same, key=lambda device: ("proxy" in device.name.lower(), device.name, device.os))
 
 
 def find_targets(

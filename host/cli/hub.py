@@ -199,11 +199,7 @@ def run(
         models = HostedModels(bench.desk, opened)
         work = partial(run_graph, bench.desk, models, bench.device)
         found, missed = hosted_parity(opened, "target", bench.builds["target"], work, rows)
-        jobs = [
-            {"job_id": entry.job_id, "url": entry.url}
-            for entry in bench.desk.book.jobs.values()
-            if entry.kind == "inference"
-        ]
+        jobs = [{"job_id": entry.job_id, "url": entry.url} for entry in bench.desk.used]
     if as_json:
         passes = [{"pass": row.phase, "width": row.width, **row.figures.as_dict()} for row in found]
         print_json({"device": bench.device.name, "passes": passes, "missed": missed, "jobs": jobs})

@@ -70,6 +70,11 @@ class Desk:
     def known(self, wish: Wish) -> JobEntry | None:
         return self.book.jobs.get(wish.key)
 
+    @property
+    def used(self) -> list[JobEntry]:
+        """The jobs that this run submitted or took up, in the book's order."""
+        return [entry for key, entry in self.book.jobs.items() if key in self._fresh]
+
     def submit(
         self,
         wish: Wish,

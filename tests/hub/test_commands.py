@@ -11,6 +11,7 @@ from hub_service import TOKEN, Fault, HubServer, error_of_last
 from tiny import write_tiny_hf
 
 from hexgraft.host.bundle import open_bundle
+from hexgraft.host.hub.book import work_folder
 from hexgraft.host.hub.profile import spread_of
 from hexgraft.host.measure.profile import read_profile
 from hexgraft.host.measure.table import LatencyTable
@@ -151,6 +152,22 @@ def test_a_local_bundle_is_uploaded_once(account: HubServer, tmp_path: Path) -> 
         account.workshop.file(uploaded.model_id).read_bytes()
         == (tmp_path / "b" / "target/htp/sm8650/fp16/target_ar8_cl40.bin").read_bytes()
     )
+
+
+def test_jobs_of_other_runs_are_not_told(bundle: Path, account: HubServer) -> None:
+    told = []
+    for rows in ("8", "4"):
+        said = json.loads(hexgraft("hub", "run", bundle, *PHONE, "--rows", rows, "--json").stdout)
+        told.append({job["job_id"] for job in said["jobs"]})
+    assert [len(jobs) for jobs in told] == [3, 3]
+    assert not told[0] & told[1]
+
+
+def test_one_command_a_bundle(bundle: Path, account: HubServer) -> None:
+    with work_folder(bundle):
+        message, hint = error_of(hexgraft("hub", "run", bundle, *PHONE))
+    assert message == f"another command uses the jobs of {bundle}"
+    assert "wait for it" in hint
 
 
 def test_a_failed_inference_job(bundle: Path, account: HubServer) -> None:

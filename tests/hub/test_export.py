@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -245,6 +247,26 @@ def test_the_book_is_beside_the_unfinished_bundle(
     book = json.loads((tmp_path / ".b.unfinished" / BOOK).read_text(encoding="utf-8"))
     assert len(book["uploads"]) == 2
     assert {job["job_id"] for job in book["jobs"].values()} == set(account.jobs)
+
+
+def test_it_needs_no_compiler_here(account: HubServer, checkpoint: Path, tmp_path: Path) -> None:
+    """On a machine that cannot have onnxruntime-qnn, calibration included."""
+    code = (
+        "import sys; sys.modules['onnxruntime_qnn'] = None\n"
+        "import importlib.util as u; find = u.find_spec\n"
+        "u.find_spec = lambda name, *a: None if name == 'onnxruntime_qnn' else find(name, *a)\n"
+        "from hexgraft.host.cli.main import main; main()"
+    )
+    text = short_text(tmp_path)
+    wished = ("--widths", "1,8", "--context", "64", "--precision", "w8a16", "--calibration", str(text))
+    command = [sys.executable, "-c", code, "export", str(checkpoint), "-o", str(tmp_path / "b"), *wished]
+    for more, words in (("--host-widths", "1"), "needs onnxruntime-qnn"), ((), "made by QAIRT v2.51"):
+        done = subprocess.run([*command, *VIA, *more], capture_output=True, text=True)
+        assert done.returncode == (2 if more else 0), done.stderr
+        assert words in done.stderr
+    assert "AI Hub compiles with QAIRT 2.40: the runtime on the phone must be of that release" in done.stderr
+    assert all("--qairt_version" not in job.options for job in account.of_kind("compile_job"))
+    open_bundle(tmp_path / "b").verify()
 
 
 def test_files_by_s3_s_own_protocol(

@@ -16,10 +16,13 @@ from qai_hub.util import session as client_session
 from tiny import write_tiny_hf
 
 from hexgraft.host.bundle import open_bundle
+from hexgraft.host.hub import service as service_module
 from hexgraft.host.hub.book import BOOK, JobBook
 from hexgraft.host.hub.errors import HubError, redact
+from hexgraft.host.hub.service import Pace
 from hexgraft.models.errors import CONNECTION_LOST, INTERRUPTED
 
+FAST = Pace((0.02, 0.05), (0.01, 0.01), 120.0)
 AGAIN = "run the same command again later: it takes up its jobs where they are, none is paid for twice"
 
 
@@ -258,6 +261,24 @@ def test_interrupted_while_waiting(account: HubServer, export: tuple[str, ...], 
     assert done.exit_code == 0, done.stderr
     assert done.stderr.count("of an earlier run") == 2
     assert "uploading" not in done.stderr
+    assert kinds(account) == ONCE
+
+
+def test_jobs_that_never_end(
+    account: HubServer, export: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """We stop waiting, they go on."""
+    monkeypatch.setattr(service_module, "PACE", Pace((0.01, 0.01), (), 0.2))
+    account.open.clear()
+    result = hexgraft(*export)
+    message, hint = error_of_last(result)
+    assert result.exit_code == CONNECTION_LOST
+    assert message == "2 jobs at AI Hub still run after 0 min"
+    assert hint == AGAIN
+    account.open.set()
+    until(lambda: all(job.target_model.model_id for job in account.of_kind("compile_job")))
+    monkeypatch.setattr(service_module, "PACE", FAST)
+    assert hexgraft(*export).exit_code == 0
     assert kinds(account) == ONCE
 
 
