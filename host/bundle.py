@@ -13,6 +13,7 @@ from hexgraft.host.layout import check_layout, is_vendor
 from hexgraft.host.manifest import FORMAT, MANIFEST, GraphEntry, Manifest, ModelEntry
 from hexgraft.host.manifest_head import check_head
 from hexgraft.models.errors import BundleError
+from hexgraft.models.tokenizer import vocab_hash
 
 EXPORT_HINT = "make it again with `hexgraft export`"
 _MANIFEST_LIMIT = 16 << 20
@@ -63,7 +64,8 @@ class Bundle:
         raise BundleError(f"{self.path} has no {provider} graph of the {role} model", EXPORT_HINT)
 
     def verify(self, progress: Callable[[int], None] | None = None) -> None:
-        """Check size and sha256 of every file; raises BundleError naming the first that differs."""
+        """Check size and sha256 of every file, and that the tokenizer has the vocabulary the manifest says;
+        raises BundleError naming the first that differs."""
         for name, entry in self.manifest.files.items():
             digest = hashlib.sha256()
             with self.file(name).open("rb") as stream:
@@ -75,6 +77,18 @@ class Bundle:
                 raise BundleError(
                     f"{self.file(name)} is not the file that was exported: sha256 differs", EXPORT_HINT
                 )
+        tokenizer = self.file(self.manifest.tokenizer.file)
+        if vocab_hash(_tokenizer_text(tokenizer)) != self.manifest.tokenizer.vocab_hash:
+            raise BundleError(
+                f"{tokenizer} has not the vocabulary that the manifest was made of", EXPORT_HINT
+            )
+
+
+def _tokenizer_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise BundleError(f"{path} is not UTF-8 text", EXPORT_HINT) from error
 
 
 def open_bundle(path: Path) -> Bundle:

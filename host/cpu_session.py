@@ -172,8 +172,7 @@ class CpuSession:
         stage.ids[0, count:] = 0
         places = np.full(width, positions[0], np.intp)
         places[:count] = positions
-        stage.cos[0, 0] = self._rope.cos[places]
-        stage.sin[0, 0] = self._rope.sin[places]
+        stage.cos[0, 0], stage.sin[0, 0] = self._rope.at(places)
         mask = self._staging.mask(width, capacity)[0, 0]
         hide = self.model.mask_value
         mask.fill(hide)
@@ -189,8 +188,7 @@ class CpuSession:
         """The inputs of layers with a window: a row sees there what it sees elsewhere and is near enough."""
         self._positions, stage = places.astype(np.int32), self._staging.at(width)
         if self._local_rope is not None and stage.cos_local is not None and stage.sin_local is not None:
-            stage.cos_local[0, 0] = self._local_rope.cos[places]
-            stage.sin_local[0, 0] = self._local_rope.sin[places]
+            stage.cos_local[0, 0], stage.sin_local[0, 0] = self._local_rope.at(places)
         if self.model.window is None:
             return
         columns = np.concatenate((self._cache.positions, self._positions))

@@ -94,9 +94,6 @@ class Staging:
         self.keys = np.empty(m.layers * m.kv_heads * m.head_dim * width, np.float32)
         self.values = np.empty_like(self.keys)
         self.hidden = np.empty(width * m.hidden_size, np.float32) if m.hidden_size else None
-        self._mask = np.empty(width * (m.context + width), np.float32)
-        if m.window is not None:
-            self._local_mask = np.empty_like(self._mask)
         return True
 
     def at(self, width: int) -> Stage:
@@ -106,8 +103,15 @@ class Staging:
         return view
 
     def mask(self, width: int, capacity: int) -> Floats:
+        self._mask = self._room(self._mask, capacity)
         return self._mask[: width * (capacity + width)].reshape(1, 1, width, capacity + width)
 
     def local_mask(self, width: int, capacity: int) -> Floats:
         """The mask of layers with a window, where the model has any."""
+        self._local_mask = self._room(self._local_mask, capacity)
         return self._local_mask[: width * (capacity + width)].reshape(1, 1, width, capacity + width)
+
+    def _room(self, mask: Floats, capacity: int) -> Floats:
+        """The buffer, or a larger one if the cache has grown: a context may be far longer than any text."""
+        size = self._width * (capacity + self._width)
+        return mask if len(mask) >= size else np.empty(size, np.float32)

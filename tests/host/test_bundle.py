@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
+import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +18,7 @@ from pair import write_pair
 
 from hexgraft.host.bundle import open_bundle
 from hexgraft.host.cpu_session import CpuSession
+from hexgraft.host.session import prefill
 from hexgraft.models.errors import BundleError
 
 
@@ -192,3 +195,36 @@ def test_no_manifest_makes_the_reader_crash(whole: Path, data: st.DataObject) ->
     (folder / "bundle.json").write_bytes(raw[:place] + fresh + raw[place + length :])
     with suppress(BundleError):
         open_bundle(folder)
+
+
+def test_another_vocabulary_than_the_manifests_is_refused(path: Path) -> None:
+    file = path / "tokenizer.json"
+    value = json.loads(file.read_text(encoding="utf-8"))
+    vocab = value["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    fresh = json.dumps(value)
+    file.write_text(fresh, encoding="utf-8")
+
+    def seal(manifest: dict[str, Any]) -> None:
+        digest = hashlib.sha256(fresh.encode()).hexdigest()
+        manifest["files"]["tokenizer.json"] = {"size": len(fresh.encode()), "sha256": digest}
+
+    edit(path, seal)
+    with pytest.raises(BundleError, match="has not the vocabulary that the manifest was made of") as caught:
+        open_bundle(path).verify()
+    assert caught.value.hint
+
+
+def test_a_context_beyond_any_text_takes_no_memory(path: Path) -> None:
+    """Tables and masks are made as far as a text goes."""
+    edit(path, lambda m: m["target"].update(context=1 << 24))
+    edit(path, lambda m: m.update(draft=None))
+    bundle = open_bundle(path)
+    tracemalloc.start()
+    session = CpuSession(bundle)
+    for _ in prefill(session, [5] * 600, 0, 600):
+        pass
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20e6
+    assert session._cache.capacity == 768
