@@ -68,23 +68,21 @@ class HubCompiler:
             "--target_runtime qnn_dlc",
             *self._common(),
             f"--output_names {outputs}",
-            f"--qnn_options context_enable_graphs={packed.name};{self._htp(build)}",
+            f"--qnn_options {';'.join((f'context_enable_graphs={packed.name}', *_settings(build)))}",
         ]
         title = f"{packed.name} {job.soc.name.lower()} {build.variant.tag}"
         return Wish("compile", title, self._device(job), " ".join(options), (packed.digest,)), packed
 
     def _linking(self, build: Build, job: Job) -> Wish:
         compiled = tuple(self._compiling(build, job, graph)[0].key for graph in job.graphs)
-        options = [*self._common(), f"--qnn_options {self._htp(build)}"]
+        options = self._common()
+        if settings := _settings(build):
+            options.append(f"--qnn_options {';'.join(settings)}")
         title = f"{job.name} {job.soc.name.lower()} {build.variant.tag}"
         return Wish("link", title, self._device(job), " ".join(options), compiled)
 
     def _common(self) -> list[str]:
         return [f"--qairt_version {self._target.qairt}"] if self._target.qairt else []
-
-    def _htp(self, build: Build) -> str:
-        vtcm = build.htp.vtcm_mb
-        return _FLOAT16 if vtcm is None else f"{_FLOAT16};default_graph_htp_vtcm_size={vtcm}"
 
     def _device(self, job: Job) -> HostedDevice:
         return self._target.devices[job.soc.name]
@@ -193,6 +191,14 @@ class HubCompiler:
         if self._desk is None:
             return []
         return [write_records(HubRecords(self._desk.book.service, self._records), bundle).name]
+
+
+def _settings(build: Build) -> list[str]:
+    """How the NPU is to run a graph: what is float in fp16, on chips that have it."""
+    settings = [] if build.variant.precision.integer else [_FLOAT16]
+    if build.htp.vtcm_mb is not None:
+        settings.append(f"default_graph_htp_vtcm_size={build.htp.vtcm_mb}")
+    return settings
 
 
 def _made_by(made: Mapping[str, str], link: Wish) -> list[str]:

@@ -104,6 +104,11 @@ def test_profile_times_every_graph_and_writes_what_the_tuner_reads(
     assert (times[8, 0].low, times[8, 0].count) == (pytest.approx(1081e-6), 5)
     assert LatencyTable(profile.target).seconds(5, 10) == pytest.approx(1082e-6)
     assert "1.08 (1.08 to 1.08)" in done.stdout
+    (tmp_path / "prompts.txt").write_text("the fox\n", encoding="utf-8")
+    foretold = ("tune", pair, "--profile", tmp_path / "phone.json", "--prompts", tmp_path / "prompts.txt")
+    tuned = hexgraft(*foretold, "--drafters", "lookup", "--max-tokens", "4", "--json")
+    assert tuned.exit_code == 0, tuned.stderr
+    assert json.loads(tuned.stdout)
     again = hexgraft(*arguments, "--json")
     assert json.loads(again.stdout) == json.loads((tmp_path / "phone.json").read_text(encoding="utf-8"))
     assert len(account.of_kind("inference_job")) == 8

@@ -155,6 +155,23 @@ def test_a_device_by_name_means_its_chip(account: HubServer, checkpoint: Path, t
     assert account.of_kind("link_job")[0].device.name == "Samsung Galaxy S25"
 
 
+def test_a_chip_without_fp16_and_sharing(account: HubServer, checkpoint: Path, tmp_path: Path) -> None:
+    """All-integer graphs, a binary each, and nothing said of fp16; one link job serves phone and emulator."""
+    more = ("--precision", "w8a16", "--calibration", short_text(tmp_path), "--unshared", "--vtcm", "2")
+    device = ("--via", "aihub", "--device", "RB3 Gen 2")
+    bundle = export(checkpoint, tmp_path / "b", *device, "--host-widths", "8", *more)
+    options = {job.options for kind in ("compile_job", "link_job") for job in account.of_kind(kind)}
+    assert [len(account.of_kind(kind)) for kind in ("compile_job", "link_job")] == [2, 2]
+    assert not any("FLOAT16" in text for text in options)
+    assert all("default_graph_htp_vtcm_size=2" in text for text in options)
+    assert [(graph.provider, graph.width) for graph in bundle.target.graphs[1:]] == [
+        ("htp", 1),
+        ("htp", 8),
+        ("htp-sim", 8),
+    ]
+    assert bundle.manifest.parity
+
+
 def test_dry_run_says_which_jobs_would_run_and_sends_nothing(
     account: HubServer, checkpoint: Path, tmp_path: Path
 ) -> None:
