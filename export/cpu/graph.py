@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from hexgraft.export.cpu.attention import SteadyAttention
 from hexgraft.export.cpu.packing import Packing
 from hexgraft.export.cpu.source import has_minima
 from hexgraft.models.checkpoint import Checkpoint
@@ -16,14 +17,14 @@ from hexgraft.models.errors import ExportError
 from hexgraft.models.gguf_blocks import BLOCK
 from hexgraft.models.graph import Graph, Weight
 
-PACKED = ("w8", "w4")
+PACKED = ("w8", "w4", "w8a8", "w4a8")
 PRECISIONS = ("fp32", *PACKED)
-"""Of the CPU's graph: fp32, blocks of 8 bits, or blocks of 4 bits with 8 in embedding and head."""
+"""Of the CPU's graph: fp32, blocks of 8 bits, or blocks of 4 bits with 8 in embedding and head; with a8,
+activations are rounded to 8 bits in blocks, too."""
 
 _DOMAIN = "com.microsoft"
-_FLOAT_ACTIVATIONS = 1
-"""MatMulNBits' accuracy level. Level 4 rounds activations: measured on SmolLM2, a twentieth of all rows then
-has another best token in a pass of another width."""
+_FLOAT, _ROUNDED = 1, 4
+"""Accuracy levels of MatMulNBits: activations as they are, or each block of a row rounded to 8 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +53,9 @@ def packing_of(weight: Weight, checkpoint: Checkpoint | None, precision: str) ->
             f"--cpu-precision {precision} takes blocks of {BLOCK} inputs, {weight.name} has {inner}",
             "leave out --cpu-precision",
         )
-    planes = 2 if precision == "w8" or weight.name in ("embed", "head") else 1
-    rests = checkpoint is not None and any(
-        has_minima(checkpoint, part.tensor, 4 * planes) for part in weight.parts
-    )
-    return Packing(out, inner, planes, rests)
+    bits = 8 if precision.startswith("w8") or weight.name in ("embed", "head") else 4
+    rests = checkpoint is not None and any(has_minima(checkpoint, part.tensor, bits) for part in weight.parts)
+    return Packing(out, inner, bits, precision.endswith("a8"), rests)
 
 
 def packed_size(graph: Graph, precision: str) -> int:
@@ -83,6 +82,10 @@ def pack(graph: Graph, checkpoint: Checkpoint | None, precision: str) -> PackedG
     proto.CopyFrom(graph.proto)
     rewriter = _Rewriter(packings)
     nodes = [new for node in graph.proto.graph.node for new in rewriter.node(node)]
+    if precision.endswith("a8"):
+        attention = SteadyAttention(graph.proto.graph)
+        nodes = [new for node in nodes for new in attention.node(node)]
+        rewriter.constants |= attention.constants
     del proto.graph.node[:]
     proto.graph.node.extend(nodes)
     del proto.graph.initializer[:]
@@ -96,8 +99,7 @@ def pack(graph: Graph, checkpoint: Checkpoint | None, precision: str) -> PackedG
             proto.graph.initializer.append(tensor)
             if tensor.name in places:
                 _move(proto.graph.initializer[-1], places[tensor.name])
-    if any(node.op_type == "GatherBlockQuantized" for node in nodes):
-        name = next(node.input[0] for node in nodes if node.op_type == "GatherBlockQuantized")
+    for name in {node.input[0] for node in nodes if node.op_type == "GatherBlockQuantized"}:
         proto.graph.initializer.append(_rows(name, packings, graph.weights_file, places))
     proto.graph.initializer.extend(rewriter.constants.values())
     proto.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
@@ -123,45 +125,49 @@ class _Rewriter:
 
     def _product(self, x: str, matrix: str, y: str) -> Iterator[onnx.NodeProto]:
         packing = self.packings[matrix]
-        read, product = x, y
-        if packing.planes > 1:
-            read = x + ".planes"
-            yield from self._once("Concat", [x] * packing.planes, read, axis=-1)
+        read, product, stored = x, y, packing.tensors()
         if packing.rests:
+            yield from self._sums(x, packing)
+        if packing.planes > 1 or packing.sums:
+            read = x + ".read"
+            inputs = [x] * packing.planes + [x + ".sums"] * (2 if packing.sums else 0)
+            yield from self._once("Concat", inputs, read, axis=-1)
+        if "rests" in stored:
             product = y + ".blocks"
         yield helper.make_node(
             "MatMulNBits",
-            [read, matrix + ".blocks", matrix + ".scales", matrix + ".zeros"],
+            [read, *(f"{matrix}.{part}" for part in ("blocks", "scales", "zeros") if part in stored)],
             [product],
             name=product,
             domain=_DOMAIN,
-            K=packing.planes * packing.inner,
+            K=packing.width,
             N=packing.out,
-            bits=4,
+            bits=packing.stored_bits,
             block_size=BLOCK,
-            accuracy_level=_FLOAT_ACTIVATIONS,
+            accuracy_level=_ROUNDED if packing.rounded else _FLOAT,
         )
-        if packing.rests:
-            # What a block adds to each of its weights is multiplied by the sum of the block's inputs.
-            yield from self._once("MatMul", [x, self._sums(packing.inner)], x + ".sums")
+        if "rests" in stored:
             rests = y + ".rests"
             yield helper.make_node("MatMul", [x + ".sums", matrix + ".rests"], [rests], name=rests)
             yield helper.make_node("Add", [product, rests], [y], name=y)
 
     def _gather(self, node: onnx.NodeProto, matrix: str) -> Iterator[onnx.NodeProto]:
         packing, y = self.packings[matrix], node.output[0]
-        inputs = [matrix + ".rows", node.input[1], matrix + ".scales", matrix + ".zeros"]
+        gathered = y + ".planes" if packing.planes > 1 else y
+        inputs = [matrix + ".rows", node.input[1], matrix + ".scales"]
         yield helper.make_node(
             "GatherBlockQuantized",
-            inputs,
-            [y + ".planes"],
-            name=y + ".planes",
+            [*inputs, matrix + ".zeros"] if "zeros" in packing.tensors() else inputs,
+            [gathered],
+            name=gathered,
             domain=_DOMAIN,
             gather_axis=0,
             quantize_axis=1,
             block_size=BLOCK,
-            bits=4,
+            bits=packing.stored_bits,
         )
+        if packing.planes == 1:
+            return
         self._constant("planes", np.array([packing.inner] * packing.planes, np.int64))
         planes = [f"{y}.plane_{i}" for i in range(packing.planes)]
         yield helper.make_node("Split", [y + ".planes", "planes"], planes, name=planes[0], axis=-1)
@@ -172,10 +178,20 @@ class _Rewriter:
             self._made.add(output)
             yield helper.make_node(op, inputs, [output], name=output, **attributes)
 
-    def _sums(self, inner: int) -> str:
-        """A matrix that sums every block of a row."""
-        matrix = np.repeat(np.eye(inner // BLOCK, dtype=np.float32), BLOCK, axis=0)
-        return self._constant(f"block_sums_{inner}", matrix)
+    def _sums(self, x: str, packing: Packing) -> Iterator[onnx.NodeProto]:
+        """The sum of every block of every row: what a block adds to its weights is multiplied by it."""
+        blocks = packing.inner // BLOCK
+        shape = self._constant(f"cut_{blocks}", np.array([1, -1, blocks, BLOCK], np.int64))
+        yield from self._once("Reshape", [x, shape], x + ".cut")
+        axis = self._constant("within_block", np.array([3], np.int64))
+        missing = packing.sums - blocks if packing.sums else 0
+        sums = x + ".sums"
+        yield from self._once(
+            "ReduceSum", [x + ".cut", axis], sums + ".short" if missing else sums, keepdims=0
+        )
+        if missing:
+            pads = self._constant(f"pad_{missing}", np.array([0, 0, 0, 0, 0, missing], np.int64))
+            yield from self._once("Pad", [sums + ".short", pads], sums)
 
     def _constant(self, name: str, value: np.typing.NDArray[np.generic]) -> str:
         self.constants[name] = numpy_helper.from_array(value, name)

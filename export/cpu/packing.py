@@ -1,9 +1,8 @@
-"""How a matrix lies in 4-bit planes, and how its numbers get there.
+"""How a matrix lies in blocks of 4 or 8 bits, and how its numbers get there.
 
 ONNX Runtime's MatMulNBits multiplies 4-bit weights with float activations about as fast as it reads them, but
-has no such kernel for 8 bits: there it rounds activations to 8 bits at run time, and a row's tokens then
-depend on the width of the pass. So 8 bits are two planes of 4, read one after the other along the summed
-axis: w = 16 scale (high - 8) + scale low.
+has no such kernel for 8 bits. There, with float activations, 8 bits are two planes of 4, read one after the
+other along the summed axis: w = 16 scale (high - 8) + scale low.
 """
 
 from __future__ import annotations
@@ -23,30 +22,50 @@ _ALIGN = 64
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """A matrix [out, inner] in `planes` of 4 bits, blocks of 32 inputs sharing a scale and a zero point.
+    """A matrix [out, inner] of `bits` 4 or 8, blocks of 32 inputs sharing a scale and a zero point, to be
+    multiplied with activations that stay float or are `rounded`.
 
     With `rests`, every block adds a number of its own to its weights: the part of a file's block minimum that
-    no 4-bit zero point says.
+    no 4-bit zero point says. It is multiplied by the sum of the block's inputs: in a product of its own, or,
+    among rounded activations, as further inputs of the same product, at 8 bits.
     """
 
     out: int
     inner: int
-    planes: int
+    bits: int
+    rounded: bool = False
     rests: bool = False
 
     @property
-    def blocks(self) -> int:
-        """Blocks in a row, over all planes."""
-        return self.planes * self.inner // BLOCK
+    def stored_bits(self) -> int:
+        """Bits of a stored value: 8 bits are two values where activations are float."""
+        return self.bits if self.rounded else 4
+
+    @property
+    def planes(self) -> int:
+        """How often the product reads its inputs."""
+        return self.bits // self.stored_bits
+
+    @property
+    def sums(self) -> int:
+        """Further inputs, sums of blocks padded to whole blocks; the product reads them twice."""
+        return -(-self.inner // BLOCK**2) * BLOCK if self.rests and self.rounded else 0
+
+    @property
+    def width(self) -> int:
+        """Inputs of the product."""
+        return self.planes * self.inner + 2 * self.sums
 
     def tensors(self) -> dict[str, tuple[int, tuple[int, ...]]]:
         """Type and shape of each stored tensor by its suffix, in the order in which they lie."""
+        blocks = self.width // BLOCK
         tensors = {
-            "blocks": (int(TensorProto.UINT8), (self.out, self.blocks, BLOCK // 2)),
-            "scales": (int(TensorProto.FLOAT), (self.out, self.blocks)),
-            "zeros": (int(TensorProto.UINT8), (self.out, -(-self.blocks // 2))),
+            "blocks": (int(TensorProto.UINT8), (self.out, blocks, BLOCK * self.stored_bits // 8)),
+            "scales": (int(TensorProto.FLOAT), (self.out, blocks)),
         }
-        if self.rests:
+        if self.stored_bits == 4:  # 8 bits have their zero at 128, which need not be said
+            tensors["zeros"] = (int(TensorProto.UINT8), (self.out, -(-blocks // 2)))
+        if self.rests and not self.rounded:
             tensors["rests"] = (int(TensorProto.FLOAT), (self.inner // BLOCK, self.out))
         return tensors
 
@@ -66,20 +85,20 @@ class Packing:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Rows as stored: `blocks` [rows, blocks, 16], `scales` [rows, blocks], `zeros` [rows, bytes], `rests`
-    [rows, inner / 32] or None."""
+    """Rows as stored: `blocks` [rows, blocks, bytes], `scales` [rows, blocks], `zeros` [rows, bytes] (None at
+    8 bits), `rests` [rows, inner / 32] or None."""
 
     blocks: Bytes
     scales: Floats
-    zeros: Bytes
-    rests: Floats | None
+    zeros: Bytes | None = None
+    rests: Floats | None = None
 
 
-def round_rows(rows: Floats, planes: int) -> Blocks:
+def round_rows(rows: Floats, bits: int) -> Blocks:
     """Rows [rows, inner] rounded to the nearest of what 4 bits (from least to greatest) or 8 bits (of one
     scale around zero) hold in each block."""
     cut = rows.reshape(len(rows), -1, BLOCK)
-    if planes == 2:
+    if bits == 8:
         scales = np.abs(cut).max(-1) / np.float32(127)
         values = np.rint(cut / _divisor(scales)) + 128
         return Blocks(values.astype(np.uint8), scales, -128 * scales)
@@ -94,34 +113,59 @@ def pack_rows(rows: Blocks, packing: Packing) -> Packed:
     """Rows of scale * value + minimum as `packing` stores them.
 
     Exact but for float32's own rounding: 8 bits where the minimum is -128 scales, 4 bits where it is a whole
-    number of scales from -15 to 0, or with rests.
+    number of scales from -15 to 0. With rests any minimum is exact, or good to 1/254 of the greatest rest of
+    32 blocks where they are further inputs.
     """
-    if packing.planes == 2:
-        high, low = rows.values >> np.uint8(4), rows.values & np.uint8(15)
-        zeros = np.full((len(high), packing.blocks), 8, np.uint8)
-        zeros[:, packing.blocks // 2 :] = 0
-        return Packed(
-            np.concatenate((_nibbles(high), _nibbles(low)), axis=1),
-            np.concatenate((16 * rows.scales, rows.scales), axis=1),
-            _nibbles(_even(zeros)),
-            None,
-        )
+    if packing.bits == 8:
+        return Packed(rows.values, rows.scales) if packing.rounded else _planes(rows)
     steps = np.clip(np.rint(-rows.minima / _divisor(rows.scales)[..., 0]), 0, 15).astype(np.float32)
-    rests = rows.minima + rows.scales * steps if packing.rests else None
-    return Packed(_nibbles(rows.values), rows.scales, _nibbles(_even(steps.astype(np.uint8))), rests)
+    packed = Packed(_nibbles(rows.values), rows.scales, _nibbles(_even(steps.astype(np.uint8))))
+    if not packing.rests:
+        return packed
+    rests = rows.minima + rows.scales * steps
+    if not packing.rounded:
+        return Packed(packed.blocks, packed.scales, packed.zeros, rests)
+    padded = np.pad(rests, ((0, 0), (0, packing.sums - rests.shape[1])))
+    more = _planes(round_rows(padded, 8))
+    zeros = np.concatenate((steps.astype(np.uint8), _plane_zeros(more)), axis=1)
+    return Packed(
+        np.concatenate((packed.blocks, more.blocks), axis=1),
+        np.concatenate((packed.scales, more.scales), axis=1),
+        _nibbles(_even(zeros)),
+    )
 
 
 def unpack(packed: Packed, packing: Packing) -> Floats:
     """The numbers [rows, inner] that stored rows stand for."""
-    values = np.stack((packed.blocks & 15, packed.blocks >> 4), axis=-1)
-    values = values.reshape(len(packed.blocks), -1, BLOCK)
-    zeros = np.stack((packed.zeros & 15, packed.zeros >> 4), axis=-1).reshape(len(packed.zeros), -1)
-    centred = values.astype(np.float32) - zeros[:, : packing.blocks, None]
-    planes = (centred * packed.scales[..., None]).reshape(len(values), packing.planes, -1, BLOCK)
-    rows: Floats = planes.sum(axis=1, dtype=np.float32)
-    if packed.rests is not None:
-        rows += packed.rests[..., None]
-    return rows.reshape(len(rows), packing.inner)
+    count = len(packed.blocks)
+    if packed.zeros is None:
+        return ((packed.blocks.astype(np.float32) - 128) * packed.scales[..., None]).reshape(count, -1)
+    values = np.stack((packed.blocks & 15, packed.blocks >> 4), axis=-1).reshape(count, -1, BLOCK)
+    zeros = np.stack((packed.zeros & 15, packed.zeros >> 4), axis=-1).reshape(count, -1)
+    plain = (values.astype(np.float32) - zeros[:, : values.shape[1], None]) * packed.scales[..., None]
+    blocks = packing.inner // BLOCK
+    rows: Floats = plain[:, : packing.planes * blocks].reshape(count, packing.planes, blocks, BLOCK).sum(1)
+    rests = packed.rests
+    if packing.sums:
+        rests = plain[:, blocks:].reshape(count, 2, -1).sum(1)[:, :blocks]
+    if rests is not None:
+        rows = rows + rests[..., None]
+    return rows.reshape(count, packing.inner)
+
+
+def _planes(rows: Blocks) -> Packed:
+    """8 bits as high and low halves, one after the other."""
+    packed = Packed(
+        np.concatenate((_nibbles(rows.values >> np.uint8(4)), _nibbles(rows.values & np.uint8(15))), axis=1),
+        np.concatenate((16 * rows.scales, rows.scales), axis=1),
+    )
+    return Packed(packed.blocks, packed.scales, _nibbles(_even(_plane_zeros(packed))))
+
+
+def _plane_zeros(planes: Packed) -> Bytes:
+    """8 for every high block, 0 for every low one."""
+    rows, count = len(planes.scales), planes.scales[0].size
+    return np.repeat(np.array([[8] * (count // 2) + [0] * (count // 2)], np.uint8), rows, axis=0)
 
 
 def _divisor(scales: Floats) -> Floats:

@@ -32,7 +32,7 @@ def read_part(checkpoint: Tensors, part: Part, bits: int) -> Iterator[Blocks]:
     found = _with_blocks(checkpoint, part.tensor, bits)
     if found is None:
         for rows in checkpoint.blocks(part.tensor):
-            yield round_rows(rows * scale, bits // 4)
+            yield round_rows(rows * scale, bits)
         return
     for blocks in found.quantised(part.tensor):
         yield Blocks(blocks.values, blocks.scales * scale, blocks.minima * scale)

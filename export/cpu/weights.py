@@ -68,7 +68,7 @@ def _packed(
     rest: list[Packed] = []
     offset = 0
     for part in weight.parts:
-        for rows in read_part(checkpoint, part, 4 * packing.planes):
+        for rows in read_part(checkpoint, part, packing.bits):
             packed = pack_rows(rows, packing)
             yield offset, packed.blocks
             offset += packed.blocks.nbytes
@@ -76,7 +76,8 @@ def _packed(
             progress(4 * rows.values.size)
     places = packing.places()
     yield places["scales"][0], np.concatenate([one.scales for one in rest])
-    yield places["zeros"][0], np.concatenate([one.zeros for one in rest])
-    if packing.rests:
+    if "zeros" in places:
+        yield places["zeros"][0], np.concatenate([one.zeros for one in rest if one.zeros is not None])
+    if "rests" in places:
         rests = np.concatenate([one.rests for one in rest if one.rests is not None])
         yield places["rests"][0], np.ascontiguousarray(rests.T)

@@ -73,7 +73,7 @@ def parse_capacities(text: str | None) -> tuple[int, ...]:
     type=click.Choice(PRECISIONS),
     default="fp32",
     show_default=True,
-    help="Weights of the CPU's graph: w8 in blocks of 8 bits, w4 of 4 bits. Activations stay fp32.",
+    help="The CPU's graph: weights in blocks of 8 or 4 bits; with a8, activations too, which is faster.",
 )
 @htp_options
 @hub_options
@@ -96,7 +96,7 @@ def export(
     \b
     Examples:
       hexgraft export SmolLM2-135M-Instruct.Q4_1.gguf -o smollm2
-      hexgraft export SmolLM2-135M-Instruct.Q4_1.gguf -o small --cpu-precision w4
+      hexgraft export SmolLM2-135M-Instruct.Q4_1.gguf -o small --cpu-precision w4a8
       hexgraft export Qwen/Qwen2.5-3B -o pair --draft Qwen/Qwen2.5-0.5B --context 4096
       hexgraft export SmolLM2-135M-Instruct.Q4_1.gguf -o phone --target htp --soc SM8650 --precision w8a16
       hexgraft export SmolLM2-135M-Instruct.Q4_1.gguf -o phone --via aihub --device "Samsung Galaxy S24"

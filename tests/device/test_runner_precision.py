@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pair import write_pair
 
+from hexgraft.export.cpu.graph import PACKED
 from hexgraft.export.writer import ExportOptions
 from hexgraft.host.bundle import open_bundle
 from hexgraft.host.cpu_session import CpuSession
@@ -20,7 +21,7 @@ from hexgraft.host.session import Session
 PROMPT = [40, 51, 7, 260, 33, 12]
 
 
-@pytest.mark.parametrize("precision", ["w8", "w4"])
+@pytest.mark.parametrize("precision", PACKED)
 def test_same_tokens_and_trees(tmp_path: Path, runner: LocalRunner, precision: str) -> None:
     path = write_pair(tmp_path, options=ExportOptions((1, 8, 16), 256, precision=precision))
     bundle = open_bundle(path)

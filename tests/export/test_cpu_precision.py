@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pair import make_pair
 from tiny import write_tiny_gguf, write_tiny_hf
 
-from hexgraft.export.cpu.graph import PackedGraph, pack
+from hexgraft.export.cpu.graph import PACKED, PackedGraph, pack
 from hexgraft.export.cpu.packing import Packed, Packing, pack_rows, round_rows, unpack
 from hexgraft.export.sizes import estimate
 from hexgraft.export.writer import ExportOptions, export_bundle
@@ -27,7 +27,7 @@ from hexgraft.host.cpu_session import CpuSession
 from hexgraft.host.decode import DecodeOptions, Decoder
 from hexgraft.host.drafters.registry import make_drafter
 from hexgraft.host.sampling import Sampling
-from hexgraft.host.session import Session, causal
+from hexgraft.host.session import Session, Visibility, causal
 from hexgraft.models.checkpoint import Checkpoint, open_checkpoint
 from hexgraft.models.decoder import build_decoder
 from hexgraft.models.errors import ExportError
@@ -39,26 +39,27 @@ TOKENS = [40, 51, 7, 260, 33, 12, 99, 301, 5, 77]
 # ------------------------------------------------------------------ numbers
 
 
-def stored(rows: Floats, planes: int) -> Floats:
-    packing = Packing(*rows.shape, planes)
-    return unpack(pack_rows(round_rows(rows, planes), packing), packing)
+def stored(rows: Floats, bits: int, rounded: bool = False) -> Floats:
+    packing = Packing(*rows.shape, bits, rounded)
+    return unpack(pack_rows(round_rows(rows, bits), packing), packing)
 
 
-@pytest.mark.parametrize(("planes", "levels"), [(1, 15), (2, 254)])
-def test_rounding_is_to_the_nearest_level(planes: int, levels: int) -> None:
+@pytest.mark.parametrize("rounded", [False, True])
+@pytest.mark.parametrize(("bits", "levels"), [(4, 15), (8, 254)])
+def test_rounding_is_to_the_nearest_level(bits: int, levels: int, rounded: bool) -> None:
     rows = np.random.default_rng(1).standard_normal((7, 96)).astype(np.float32)
     rows[2, :32] = 0
     rows[3, 32:64] = 5.0
     rows[4] *= 1e-12
     cut = rows.reshape(7, 3, 32)
     ranges = np.maximum(cut.max(-1), 0) - np.minimum(cut.min(-1), 0)
-    if planes == 2:
+    if bits == 8:
         ranges = 2 * np.abs(cut).max(-1)
     # A zero point is rounded too, so that 4 bits may miss the ends of a block by half a level more.
-    bound = ranges / levels * (1.01 if planes == 1 else 0.51)
-    error = np.abs(stored(rows, planes) - rows).reshape(7, 3, 32).max(-1)
+    bound = ranges / levels * (1.01 if bits == 4 else 0.51)
+    error = np.abs(stored(rows, bits, rounded) - rows).reshape(7, 3, 32).max(-1)
     assert (error <= bound).all()
-    assert not stored(rows, planes)[2, :32].any()
+    assert not stored(rows, bits, rounded)[2, :32].any()
     assert (error > 0).any()
 
 
@@ -112,9 +113,13 @@ def numbers(bundle: Bundle, checkpoint: Checkpoint) -> dict[str, Floats]:
     return found
 
 
-@pytest.mark.parametrize("precision", ["w8", "w4"])
+@pytest.mark.parametrize(
+    ("precision", "tolerance"), [("w8", 2e-5), ("w4", 2e-5), ("w8a8", 0.1), ("w4a8", 0.1)]
+)
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_pass_is_that_of_the_dequantised_weights(tmp_path: Path, precision: str, tied: bool) -> None:
+def test_a_pass_is_that_of_the_dequantised_weights(
+    tmp_path: Path, precision: str, tied: bool, tolerance: float
+) -> None:
     folder = write_tiny_hf(tmp_path / "m", family="qwen2", tied=tied)
     checkpoint = open_checkpoint(folder)
     bundle = export(folder, tmp_path / "b", precision)
@@ -131,11 +136,10 @@ def test_a_pass_is_that_of_the_dequantised_weights(tmp_path: Path, precision: st
         ours, theirs = (s.forward(TOKENS[:count], range(count), causal(0, count)) for s in sessions)
         for row in range(count):
             expected = theirs.logits(row)
-            np.testing.assert_allclose(
-                ours.logits(row), expected, rtol=0, atol=2e-5 * float(np.abs(expected).max())
-            )
+            largest = float(np.abs(expected).max())
+            np.testing.assert_allclose(ours.logits(row), expected, rtol=0, atol=tolerance * largest)
     exact = np.concatenate(list(checkpoint.blocks("layers.1.down")))
-    level = 2 / (15 if precision == "w4" else 254)
+    level = 2 / (15 if precision.startswith("w4") else 254)
     error = np.abs(twin.weights["layers.1.down"] - exact).max()
     assert 0 < error < level * np.abs(exact).max()
 
@@ -143,17 +147,21 @@ def test_a_pass_is_that_of_the_dequantised_weights(tmp_path: Path, precision: st
 @pytest.mark.parametrize(
     ("quant", "precision"), [("Q8_0", "w8"), ("Q4_0", "w4"), ("Q4_1", "w4"), ("Q8_0", "w4"), ("Q4_1", "w8")]
 )
+@pytest.mark.parametrize("activations", ["", "a8"])
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
-def test_a_files_own_blocks_are_kept(tmp_path: Path, quant: str, precision: str, family: str) -> None:
+def test_a_files_own_blocks_are_kept(
+    tmp_path: Path, quant: str, precision: str, activations: str, family: str
+) -> None:
     path = write_tiny_gguf(tmp_path / "m.gguf", quant=quant, family=family)
     checkpoint = open_checkpoint(path)
-    found = numbers(export(path, tmp_path / "b", precision), checkpoint)
+    found = numbers(export(path, tmp_path / "b", precision + activations), checkpoint)
     for name in ("embed", *(f"layers.1.{part}" for part in ("q", "k", "v", "o", "gate", "up", "down"))):
         exact = np.concatenate(list(checkpoint.blocks(name)))
         error = np.abs(found[name] - exact).max() / np.abs(exact).max()
         bits = 8 if precision == "w8" or name == "embed" else 4
         if (quant == "Q8_0") == (bits == 8):
-            assert error < 1e-6, name
+            # Among rounded activations, what a minimum adds to a block is good to 8 bits.
+            assert error < (1e-3 if quant == "Q4_1" and activations else 1e-6), name
         else:
             assert 1e-5 < error < 0.15, name
 
@@ -169,7 +177,7 @@ def tokens(bundle: Bundle, target: Session, draft: Session, drafter: str, sampli
     return decoder.tokens
 
 
-@pytest.mark.parametrize("precision", ["w8", "w4"])
+@pytest.mark.parametrize("precision", PACKED)
 def test_trees_give_the_tokens_of_plain_decoding(tmp_path: Path, precision: str) -> None:
     bundle = make_pair(tmp_path, options=ExportOptions((1, 8, 16), 256, precision=precision))
     target, draft = CpuSession(bundle, "target", threads=1), CpuSession(bundle, "draft", threads=1)
@@ -182,7 +190,7 @@ def test_trees_give_the_tokens_of_plain_decoding(tmp_path: Path, precision: str)
 
 @pytest.mark.parametrize("precision", ["w8", "w4"])
 def test_a_rows_logits_hardly_depend_on_the_width(tmp_path: Path, precision: str) -> None:
-    """No activation is rounded: that would show as differences a thousand times as large."""
+    """Without a8 no activation is rounded: that would show as differences a thousand times as large."""
     bundle = make_pair(tmp_path, noise=None, options=ExportOptions((1, 8, 16), 256, precision=precision))
     session = CpuSession(bundle, "target", threads=1)
     alone = session.forward(TOKENS[:1], [0], causal(0, 1)).logits(0)
@@ -191,10 +199,56 @@ def test_a_rows_logits_hardly_depend_on_the_width(tmp_path: Path, precision: str
         np.testing.assert_allclose(row, alone, rtol=0, atol=3e-6 * float(np.abs(alone).max()))
 
 
+@pytest.mark.parametrize("precision", ["w8a8", "w4a8"])
+@pytest.mark.parametrize(
+    "sizes", [{}, {"kv_heads": 4}, {"family": "qwen2", "kv_heads": 1, "tied": False}], ids=str
+)
+def test_rounded_activations_give_the_same_bits_at_every_width(
+    tmp_path: Path, precision: str, sizes: dict[str, Any]
+) -> None:
+    """Whether a row's ancestors are slots or rows: half a unit in the last place would tip roundings over."""
+    folder = write_tiny_hf(tmp_path / "m", **sizes)
+    session = CpuSession(export(folder, tmp_path / "b", precision), "target", threads=1)
+    text = np.random.default_rng(2).integers(3, 300, 48).tolist()
+
+    def logits(width: int) -> Floats:
+        session.reset()
+        found = []
+        for start in range(0, len(text), width):
+            part = text[start : start + width]
+            rows = session.forward(part, range(start, start + len(part)), causal(start, len(part)))
+            found += [rows.logits(row) for row in range(len(part))]
+            session.store(range(len(part)), range(start, start + len(part)))
+        return np.array(found)
+
+    plain = logits(1)
+    for width in (2, 5, 8, 16):
+        np.testing.assert_array_equal(logits(width), plain)
+
+
+def test_a_rows_siblings_do_not_change_its_bits(tmp_path: Path) -> None:
+    """A path through a tree, its ancestors far apart among the rows of strangers, against the same as a
+    chain."""
+    folder = write_tiny_hf(tmp_path / "m")
+    session = CpuSession(export(folder, tmp_path / "b", "w4a8"), "target", threads=1)
+    chain = session.forward(TOKENS[:4], range(4), causal(0, 4))
+    alone = chain.logits(3)
+    tree = [TOKENS[0], 9, TOKENS[1], 8, 7, TOKENS[2], 6, TOKENS[3]]
+    parents = [-1, 0, 0, 1, 1, 2, 2, 5]
+    sees = np.eye(8, dtype=bool)
+    depths = [0] * 8
+    for node in range(1, 8):
+        sees[node] |= sees[parents[node]]
+        depths[node] = depths[parents[node]] + 1
+    nothing = np.zeros(0, np.intp)
+    visible = Visibility(0, sees, nothing, np.zeros((8, 0), bool))
+    np.testing.assert_array_equal(session.forward(tree, depths, visible).logits(7), alone)
+
+
 # ------------------------------------------------------------------ export
 
 
-@pytest.mark.parametrize("precision", ["w8", "w4"])
+@pytest.mark.parametrize("precision", PACKED)
 def test_estimates_are_the_sizes_of_bundles(tmp_path: Path, precision: str) -> None:
     folder = write_tiny_hf(tmp_path / "m")
     bundle = export(folder, tmp_path / "b", precision)
@@ -202,7 +256,7 @@ def test_estimates_are_the_sizes_of_bundles(tmp_path: Path, precision: str) -> N
     sizes = estimate(open_checkpoint(folder).config, 256)
     estimates = {row.precision: row.weights for row in sizes.estimates}
     assert estimates[precision] == size
-    assert size < estimates["fp32"] / (2.5 if precision == "w8" else 3.5)
+    assert size < estimates["fp32"] / (2.5 if precision.startswith("w8") else 3.5)
     assert bundle.target.parameters == sizes.parameters
 
 
