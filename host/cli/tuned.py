@@ -56,6 +56,8 @@ def tuned_drafter(
         return NoDraft(), 1
     costs = Costs.of(tuned.profile, choice.drafting)
     sizes = sizes_of(costs, target.spec.max_width)
+    if not sizes:
+        return None
     make = maker(bundle, sampling)
     drafter = adapt(
         lambda opened: make(setting, opened),

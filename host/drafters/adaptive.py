@@ -9,48 +9,20 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from hexgraft.host.drafters.base import Drafter, Limits
 from hexgraft.host.drafters.calibration import Calibration, Lesson
 from hexgraft.host.drafters.features import FeatureReader
+from hexgraft.host.drafters.ledger import Ledger, Purse, RoundCosts, Trust
 from hexgraft.host.tree import ROOT, Draws, TokenTree, TreeBuilder, single
 from hexgraft.models.errors import UsageError
-
-BOUND = 0.05
-"""How much slower than plain decoding a text may get, as far as the table is right."""
-HORIZON = 64
-"""Tokens a text is taken to have at least: until then it may lose what so many would allow."""
 
 _UNKNOWN = 0.5
 """Stands in for a probability where a drafter has none."""
 _STAKE = 1.3
 """What a round may lose at least, if anything, times the smallest tree's loss: a tree takes some drafting."""
-_PRIOR = 12.0
-"""Tokens that the speed foreseen counts for, against those measured."""
-_MEMORY = 0.97
-"""What a round's speed counts one round later."""
-_PATIENCE = (4, 2)
-"""Rounds whose gains must add up to something: at first, and when trying again."""
-_PAUSES = (8, 16, 32, 64)
-"""Plain rounds after a failure, after the second in a row, and so on."""
-
-
-class RoundCosts(Protocol):
-    """Seconds, by the rows of a pass and the cache slots in use. `drafting` is that of a drafted round beside
-    the draft's passes."""
-
-    @property
-    def drafting(self) -> float: ...
-
-    def plain(self, fill: int) -> float: ...
-
-    def verify(self, rows: int, fill: int) -> float: ...
-
-    def pass_of_draft(self, rows: int, fill: int) -> float: ...
-
-    def catch_up(self, rows: int, fill: int) -> float: ...
 
 
 class PassCount(Protocol):
@@ -60,79 +32,6 @@ class PassCount(Protocol):
     def passes(self) -> Mapping[tuple[int, int], int]: ...
 
     def clear(self) -> None: ...
-
-
-@dataclass(slots=True)
-class _Purse:
-    """What a round may still spend on draft passes, and what one more accepted token is worth: a `Pace`."""
-
-    costs: RoundCosts
-    fill: int
-    token: float
-    left: float
-
-    def afford(self, gains: Sequence[float]) -> int:
-        """As many as bring most beyond what their pass costs; rows that a padded pass has anyway are free."""
-        best, most, price, gain = 0, 0.0, 0.0, 0.0
-        for rows, more in enumerate(gains, start=1):
-            gain += more
-            cost = self.costs.pass_of_draft(rows, self.fill)
-            if cost <= self.left and gain * self.token - cost >= most:
-                best, most, price = rows, gain * self.token - cost, cost
-        self.left -= price
-        return best
-
-
-@dataclass(slots=True)
-class _Ledger:
-    """Seconds of a text by the table: what its rounds cost, and what the same tokens cost plainly."""
-
-    paid: float = 0.0
-    plain: float = 0.0
-    recent_tokens: float = 0.0
-    recent_seconds: float = 0.0
-
-    def slack(self, plain: float) -> float:
-        """What the next round may lose against a plain one of `plain` seconds."""
-        return BOUND * max(self.plain + plain, HORIZON * plain) + self.plain - self.paid
-
-    def worth(self, plain: float, foreseen: float) -> float:
-        """Seconds a token is worth: what it costs at the speed this text has. A pass that brings tokens
-        dearer than that lowers the speed (Dinkelbach's rule for ratios)."""
-        seconds = _PRIOR * plain / foreseen + self.recent_seconds
-        return min(plain, seconds / (_PRIOR + self.recent_tokens))
-
-    def book(self, tokens: int, paid: float, plain: float) -> None:
-        self.paid += paid
-        self.plain += plain
-        self.recent_tokens = _MEMORY * self.recent_tokens + tokens
-        self.recent_seconds = _MEMORY * self.recent_seconds + paid
-
-
-@dataclass(slots=True)
-class _Trust:
-    """Whether asking the draft model pays at all: it rests after rounds that together lost."""
-
-    outcomes: list[float] = field(default_factory=list)
-    failures: int = 0
-    pause: int = 0
-
-    def resting(self) -> bool:
-        if self.pause == 0:
-            return False
-        self.pause -= 1
-        return True
-
-    def learn(self, outcome: float) -> None:
-        self.outcomes.append(outcome)
-        if len(self.outcomes) < _PATIENCE[min(self.failures, 1)]:
-            return
-        if sum(self.outcomes) < 0:
-            self.pause = _PAUSES[min(self.failures, len(_PAUSES) - 1)]
-            self.failures += 1
-        else:
-            self.failures = 0
-        self.outcomes.clear()
 
 
 @dataclass(slots=True)
@@ -186,8 +85,8 @@ class Adaptive:
         self._prior = prior
         self._lesson = lesson
         self._calibration = Calibration(prior)
-        self._trust = _Trust()
-        self._ledger = _Ledger()
+        self._trust = Trust()
+        self._ledger = Ledger()
         self._last: _Drafted | None = None
         self._read = 0
 
@@ -211,9 +110,9 @@ class Adaptive:
     def begin(self, tokens: Sequence[int], keep: int = 0) -> None:
         """As ever; only a text that goes on (`keep`) keeps what was learned, so that runs repeat."""
         if not keep:
-            self._calibration, self._trust = Calibration(self._prior), _Trust()
+            self._calibration, self._trust = Calibration(self._prior), Trust()
             self._aim = self._first
-        self._ledger, self._last, self._read = _Ledger(), None, len(tokens) - 1
+        self._ledger, self._last, self._read = Ledger(), None, len(tokens) - 1
         self._drafter.begin(tokens, keep)
 
     def draft(self, tokens: Sequence[int], limits: Limits) -> TokenTree:
@@ -233,7 +132,7 @@ class Adaptive:
         slack = min(slack, max(slack / 2, _STAKE * least))
         if self._meter is not None:
             self._meter.clear()
-        purse = _Purse(self._costs, fill, token, slack - least)
+        purse = Purse(self._costs, fill, token, slack - least)
         last.tree = self._drafter.draft(tokens, Limits(nodes, limits.depth, limits.stops, purse))
         self._read = len(tokens)
         last.spent = self._spent()
@@ -250,7 +149,7 @@ class Adaptive:
         plain = sum(self._costs.plain(last.fill + step) for step in range(len(path)))
         if last.tree is not None:
             paid += self._costs.drafting
-            self._drafter.accept(last.tree, [last.kept[node] for node in path])
+            self._drafter.accept(_shown(last.tree, last.kept), [last.kept[node] for node in path])
             if last.spent > 0:
                 self._trust.learn(plain - paid)
         self._ledger.book(len(path), paid, plain)
@@ -335,3 +234,12 @@ def _cut(tree: TokenTree, kept: Sequence[int]) -> TokenTree:
         share = float(tree.probabilities[node])
         place[node] = builder.add(parent, int(tree.tokens[node]), share, tree.sources[node])
     return builder.build()
+
+
+def _shown(tree: TokenTree, kept: Sequence[int]) -> TokenTree:
+    """`tree` with the children that went to the target: a drafter must not take the others for refused."""
+    if len(kept) == len(tree):
+        return tree
+    there = set(kept)
+    children = tuple(tuple(child for child in tree.children(n) if child in there) for n in range(len(tree)))
+    return replace(tree, _children=children)

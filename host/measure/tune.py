@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 
 import msgspec
@@ -11,6 +11,7 @@ import msgspec
 from hexgraft.host.drafters.adaptive import Adaptive
 from hexgraft.host.drafters.base import Drafter
 from hexgraft.host.drafters.calibration import Lesson
+from hexgraft.host.drafters.knobs import KNOBS
 from hexgraft.host.measure.costs import Costs
 from hexgraft.host.measure.metered import Metered
 from hexgraft.host.measure.profile import ProfileError
@@ -20,6 +21,8 @@ from hexgraft.host.measure.trial import Bench, Trial, run_trial
 PAYS = 1.05
 """Trees that promise less than this over plain decoding are not worth their trouble."""
 
+_LEAST = 0.005
+"""Ranks that are accepted less often are left out of a table."""
 _STARTS = 2
 """Drafters whose best setting is improved coordinate by coordinate."""
 
@@ -74,8 +77,8 @@ class Search:
         none helps. All guesses, the fastest first."""
         for name in drafters:
             try:
-                for size in sizes:
-                    self.guess(Setting(name, size))
+                for size in reversed(sizes):
+                    self.guess(self._first(name, size, sizes[-1]))
             except ProfileError:
                 continue  # without times of a draft model this drafter cannot be predicted
         best: dict[str, Guess] = {}
@@ -84,6 +87,15 @@ class Search:
         for guess in list(best.values())[:_STARTS]:
             self._climb(guess, sizes)
         return self.ranking()
+
+    def _first(self, name: str, size: int, largest: int) -> Setting:
+        """A drafter's setting of a size to begin with; one that has a table gets the acceptance measured."""
+        plain = Setting(name, size)
+        if not any(field.name == "table" for kind in KNOBS.get(name, ()) for field in fields(kind)):
+            return plain
+        measured = self.guess(Setting(name, largest)).trial.by_rank
+        rates = [f"{tally.rate:.3f}" for tally in measured if tally.rate >= _LEAST]
+        return msgspec.structs.replace(plain, options=("table=" + ",".join(rates),)) if rates else plain
 
     def ranking(self) -> list[Guess]:
         """All guesses, the fastest first; of equals the smaller tree."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from device_command import Hexgraft
 from phones import Connect, setting, wait_until
@@ -78,3 +80,22 @@ def test_it_begins_as_soon_as_the_phone_is_cool(device: LoopbackDevice) -> None:
     assert len(waits) == 2
     assert said == ["skin is at 60 °C, waiting for 45 °C", "skin is at 50 °C, waiting for 45 °C"]
     assert next(degrees, None) is None
+
+
+def test_a_phone_is_tuned_for_itself(
+    hexgraft: Hexgraft,
+    bundle: Bundle,
+    device: LoopbackDevice,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HEXGRAFT_STATE", str(tmp_path / "state"))
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("the sky is blue\n", encoding="utf-8")
+    words = ("--prompts", str(prompts), "--max-tokens", "8", "--drafters", "lookup", "--repeats", "1")
+    result = hexgraft("tune", str(bundle.path), "--backend", "device", *words, "--json")
+    assert result.code == 0, result.err
+    assert result.json["file"] is not None
+    prompt = ("-p", "the sky", "--raw", "--max-tokens", "4")
+    assert "tuned: " in hexgraft("run", str(bundle.path), *prompt, "--backend", "device").err
+    assert "tuned: " not in hexgraft("run", str(bundle.path), *prompt).err

@@ -8,9 +8,10 @@ from pair import make_pair
 
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.decode import DecodeOptions, Decoder
-from hexgraft.host.drafters.adaptive import BOUND, HORIZON, Adaptive
+from hexgraft.host.drafters.adaptive import Adaptive
 from hexgraft.host.drafters.base import NoDraft
 from hexgraft.host.drafters.calibration import Calibration, Lesson
+from hexgraft.host.drafters.ledger import BOUND, HORIZON
 from hexgraft.host.drafters.sampled import Sampled
 from hexgraft.host.lab.comparison import Transcript
 from hexgraft.host.lab.prompts import LAB_PROMPTS
@@ -122,7 +123,7 @@ def test_what_was_learned_before_is_where_it_begins() -> None:
     fresh, taught = Calibration(), Calibration(lesson.shifts)
     assert fresh.correct(-0.05) == pytest.approx(-0.05)
     assert taught.correct(-0.05) < -1
-    assert taught.correct(-1.6) == 0.0
+    assert taught.correct(-1.6) > -0.1
     for _ in range(400):
         taught.learn(())
     assert taught.correct(-0.05) < -1

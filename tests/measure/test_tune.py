@@ -87,11 +87,13 @@ def test_trees_suit_the_table(bundle: Bundle, coarse: None) -> None:
     assert chosen["flat"] > chosen["steep"]
 
 
-def test_plain_decoding_is_chosen_where_no_tree_pays(tmp_path: Path, coarse: None) -> None:
-    bundle = make_pair(tmp_path, noise=2.0)
-    place = pace(bundle, "steep", draft=0.9)
-    search = place.search(place.transcripts(SIX[:2]))
-    verdict = verdict_of(place, search, ["levels"])
+def test_plain_decoding_is_chosen_where_no_tree_pays(tmp_path: Path) -> None:
+    place = pace(make_pair(tmp_path, noise=2.0), "steep", draft=0.9)
+    search = place.search(place.transcripts(SIX[:1]))
+    guess = search.guess(Setting("levels", 4, 2))
+    prompts = [transcript.prompt for transcript in search.bench.transcripts]
+    contest = Contest(place.target, prompts, place.options, repeats=1, clock=place.clock)
+    verdict = decide(search, contest, [guess], search.adapted(guess))
     assert not verdict.pays
     assert verdict.choice.setting is None
     assert max(result.ratio.median for _, result in verdict.tried) < PAYS
@@ -140,3 +142,15 @@ def test_costs_add_up() -> None:
     assert costs.catch_up(0, 0) == 0
     assert costs.catch_up(40, 0) == pytest.approx(costs.pass_of_draft(32, 0) + costs.pass_of_draft(8, 0))
     assert costs.plain(0) == pytest.approx(0.05)
+
+
+def test_static_trees_are_shaped_by_what_was_measured(bundle: Bundle, coarse: None) -> None:
+    place = pace(bundle, "flat")
+    search = place.search(place.transcripts(SIX[:1]))
+    search.run(["static"], [8])
+    shaped = [guess for guess in search.guesses.values() if guess.setting.options]
+    assert shaped
+    words = shaped[0].setting.options[0]
+    rates = [float(rate) for rate in words.removeprefix("table=").split(",")]
+    measured = search.guesses[Setting("static", 8)].trial.by_rank
+    assert rates[0] == pytest.approx(measured[0].rate, abs=0.01)

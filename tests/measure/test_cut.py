@@ -1,0 +1,144 @@
+"""How a tree is cut, shown and paid for, on a drafter that proposes the same tree every time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from shapes import shaped_profile
+
+from hexgraft.host.drafters.adaptive import Adaptive
+from hexgraft.host.drafters.base import Limits, NoDraft
+from hexgraft.host.drafters.ledger import BOUND, HORIZON, Ledger, Purse, Trust
+from hexgraft.host.measure.costs import Costs
+from hexgraft.host.tree import Draws, TokenTree, TreeBuilder
+
+SIZES = [4, 8, 16, 32]
+
+
+class Same(NoDraft):
+    """A chain of likely tokens 1, 2, 3, ... with an unlikely sibling 100 + n beside each."""
+
+    name = "same"
+    draws: Draws | None = Draws.RANKED
+
+    def __init__(self, likely: float, unlikely: float) -> None:
+        self.shares = (likely, unlikely)
+        self.asked: list[Limits] = []
+        self.shown: list[tuple[TokenTree, list[int]]] = []
+
+    def draft(self, tokens: Sequence[int], limits: Limits) -> TokenTree:
+        self.asked.append(limits)
+        builder = TreeBuilder(tokens[-1])
+        node = 0
+        for level in range(1, 11):
+            below = builder.add(node, level, self.shares[0], self.name)
+            builder.add(node, 100 + level, self.shares[1], self.name)
+            node = below
+        return builder.build()
+
+    def accept(self, tree: TokenTree, path: Sequence[int]) -> None:
+        self.shown.append((tree, list(path)))
+
+
+def begun(drafter: Same, shape: str, foreseen: float = 2.0) -> Adaptive:
+    adaptive = Adaptive(drafter, Costs.of(shaped_profile(shape)), SIZES, 16, foreseen=foreseen)
+    adaptive.begin([7, 7])
+    return adaptive
+
+
+LIMITS = Limits(32, 20, frozenset())
+
+
+def test_trees_are_cut_to_what_pays() -> None:
+    flat = begun(Same(0.8, 0.1), "flat").draft([7, 7], LIMITS)
+    steep = begun(Same(0.8, 0.1), "steep").draft([7, 7], LIMITS)
+    assert len(flat) > len(steep) > 1
+    assert steep.tokens.tolist() == [7, *range(1, len(steep))]
+    assert len(begun(Same(0.05, 0.05), "steep").draft([7, 7], LIMITS)) == 1
+    for tree in (flat, steep):
+        assert all(tree.parents[node] < node for node in range(1, len(tree)))
+
+
+def test_padding_is_filled_with_what_is_free() -> None:
+    """A pass of five rows costs what one of eight does, so three more nodes cost nothing."""
+    tree = begun(Same(0.9, 0.05), "flat").draft([7, 7], LIMITS)
+    assert len(tree) in SIZES or len(tree) == 21
+
+
+def test_a_drafter_is_not_told_of_refusals_that_were_none() -> None:
+    same = Same(0.8, 0.1)
+    adaptive = begun(same, "steep")
+    tree = adaptive.draft([7, 7], LIMITS)
+    path = list(range(len(tree)))
+    adaptive.accept(tree, path)
+    shown, accepted = same.shown[0]
+    assert len(shown) == 21
+    assert [int(shown.tokens[node]) for node in accepted] == [7, *range(1, len(path))]
+    assert shown.children(accepted[-1]) == ()
+    assert all(int(shown.tokens[child]) < 100 for node in accepted for child in shown.children(node))
+
+
+def test_plain_rounds_are_not_told_to_the_drafter() -> None:
+    same = Same(0.8, 0.1)
+    adaptive = begun(same, "steep")
+    tree = adaptive.draft([7, 7], Limits(1, 0, frozenset()))
+    adaptive.accept(tree, [0])
+    assert (len(tree), same.asked, same.shown) == (1, [], [])
+    assert adaptive.slowdown == 1.0
+
+
+@pytest.mark.parametrize(("shape", "least"), [("flat", 4), ("steep", 1)])
+def test_refusals_make_trees_smaller(shape: str, least: int) -> None:
+    """Of what the drafter calls likely nothing is ever accepted; the text goes on with other tokens. Where
+    four rows cost two per cent more than one, that many go on being tried."""
+    same = Same(0.8, 0.1)
+    adaptive = begun(same, shape)
+    text = [7, 7]
+    sizes = []
+    for _ in range(40):
+        tree = adaptive.draft(text, LIMITS)
+        sizes.append(len(tree))
+        adaptive.accept(tree, [0])
+        text.append(55)
+        assert adaptive.slowdown <= 1 + BOUND * HORIZON / (len(text) - 2) + 1e-9
+    assert sizes[0] > 4
+    assert sizes[-1] == least
+
+
+def test_a_purse_buys_the_rows_that_bring_most() -> None:
+    costs = Costs.of(shaped_profile("steep", draft=0.2))
+    one = costs.pass_of_draft(1, 0)
+    assert Purse(costs, 0, token=0.05, left=1.0).afford([0.9]) == 1
+    assert Purse(costs, 0, token=0.05, left=one / 2).afford([0.9]) == 0
+    assert Purse(costs, 0, token=0.001, left=1.0).afford([0.9]) == 0
+    # The second row widens the pass to four: the third and fourth come with it.
+    purse = Purse(costs, 0, token=0.05, left=1.0)
+    assert purse.afford([0.9, 0.3, 0.2, 0.1, 0.01]) == 4
+    assert purse.left == pytest.approx(1.0 - costs.pass_of_draft(4, 0))
+
+
+def test_the_ledger_bounds_what_a_round_may_lose() -> None:
+    ledger = Ledger()
+    assert ledger.slack(1.0) == pytest.approx(BOUND * HORIZON)
+    ledger.book(1, 3.0, 1.0)
+    assert ledger.slack(1.0) == pytest.approx(BOUND * HORIZON - 2.0)
+    for _ in range(200):
+        ledger.book(1, 1.0, 1.0)
+    assert ledger.slack(1.0) == pytest.approx(BOUND * 202 - 2.0)
+    assert ledger.worth(1.0, 2.0) <= 1.0
+
+
+def test_trust_rests_longer_after_every_failure_and_recovers() -> None:
+    trust = Trust()
+    rests = []
+    for _ in range(3):
+        while trust.pause == 0:
+            trust.learn(-1.0)
+        rests.append(trust.pause)
+        while trust.resting():
+            pass
+    assert rests == [8, 16, 32]
+    trust.learn(1.0)
+    trust.learn(1.0)
+    assert (trust.failures, trust.pause) == (0, 0)
