@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,9 @@ class HeadCheckpoint:
         self._shapes = head_shapes(self.config)
         self.lent = self._lent()
         self.source_format = f"{self.config.kind} head {self._check_tensors()}"
+        if "embed" in self._names and self._brings_the_target_s():
+            self.lent |= {"embed"}
+            self.notes.append("its embedding is the target's, and is not stored again")
         self.name = self.origin = path.resolve().name
         self.license = license_of(path / "README.md")
 
@@ -88,6 +92,13 @@ class HeadCheckpoint:
             else:
                 rows = self._tensors.read(tensor, slice(start, stop))
             yield require_finite(to_float32(rows), tensor, self.path / self._tensors.files[tensor])
+
+    def _brings_the_target_s(self) -> bool:
+        """Whether the embedding it brings is the target's to the last bit, as many published ones are."""
+        if self._shapes["embed"] != (self._target.config.vocab, self._target.config.hidden):
+            return False
+        ours, theirs = self.blocks("embed"), self._target.blocks("embed")
+        return all(np.array_equal(a, b) for a, b in zip_longest(ours, theirs))
 
     def _target_rows(self) -> Iterator[NDArray[np.float32]]:
         """The target's output rows of the tokens this head proposes."""

@@ -52,7 +52,7 @@ def make(folder: Path, kind: str) -> Bundle:
 
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
-    kinds = ("eagle", "eagle3", "reduced", "fitted")
+    kinds = ("eagle3", "reduced", "fitted")
     return {kind: make(tmp_path_factory.mktemp(kind), kind) for kind in kinds}
 
 
@@ -78,7 +78,7 @@ def text(one: Decoder, prompt: list[int] = PROMPT, **arguments: Any) -> list[int
 
 @pytest.mark.parametrize("widths", [None, (1, 8, 16)])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("kind", ["eagle", "eagle3", "reduced", "fitted"])
+@pytest.mark.parametrize("kind", ["reduced", "fitted"])
 def test_every_tree_decodes_what_plain_decoding_does(
     bundles: dict[str, Bundle], kind: str, shape: str, widths: tuple[int, ...] | None
 ) -> None:
@@ -114,9 +114,9 @@ def test_following_the_noise_finds_more(bundles: dict[str, Bundle]) -> None:
 def test_sampled_verifiers_keep_the_target_s_distribution(
     bundles: dict[str, Bundle], kind: str, rule: str
 ) -> None:
-    """The first token after a prompt over 1500 seeds, against the distribution plain decoding draws from: a
+    """The first token after a prompt over 400 seeds, against the distribution plain decoding draws from: a
     head of fewer tokens must not keep the others from coming."""
-    bundle, prompt, seeds = bundles[kind], PROMPT[:6], 1500
+    bundle, prompt, seeds = bundles[kind], PROMPT[:6], 400
     target = CpuSession(bundle)
     plain = Decoder(target, options=DecodeOptions(tree_size=1, max_tokens=1))
     plain.begin(prompt)

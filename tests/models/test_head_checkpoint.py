@@ -91,6 +91,19 @@ def test_an_eagle_head_borrows_both_matrices(folder: Path, target: Checkpoint, t
     assert head.config.fc_bias
 
 
+def test_an_embedding_that_is_the_target_s_is_borrowed(
+    folder: Path, target: Checkpoint, tmp_path: Path
+) -> None:
+    theirs = read_tiny_weights(folder)["model.embed_tokens.weight"]
+    same = HeadCheckpoint(write_head(tmp_path / "a", folder, more={"embed_tokens.weight": theirs}), target)
+    assert same.lent == {"embed"}
+    assert "not stored again" in same.notes[0]
+    other = np.nextafter(theirs, np.float32(1))
+    differs = HeadCheckpoint(write_head(tmp_path / "b", folder, more={"embed_tokens.weight": other}), target)
+    assert differs.lent == frozenset()
+    assert (whole(differs, "embed") == other).all()
+
+
 def test_a_model_is_no_head(folder: Path, target: Checkpoint, tmp_path: Path) -> None:
     assert not is_head(folder)
     assert not is_head(tmp_path)
