@@ -12,10 +12,12 @@ from heads import write_head
 from tiny import write_tiny_hf
 
 from hexgraft.export.writer import ExportOptions, export_bundle
+from hexgraft.host.adb.session import close_places, open_device_session
 from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.cpu_session import CpuSession
 from hexgraft.host.decode import DecodeOptions, Decoder
 from hexgraft.host.drafters.registry import make_drafter
+from hexgraft.host.loopback.device import LoopbackDevice
 from hexgraft.host.runner.session import RunnerSession, open_local_session
 from hexgraft.host.sampling import Sampling
 from hexgraft.host.session import Session, States, causal
@@ -81,15 +83,30 @@ def test_features_and_head_passes_are_the_cpu_s(
         draft.forward([1], [6], causal(6, 1))
 
 
+def rounds(bundle: Bundle, shape: str, target: Session, draft: Session) -> list[list[int]]:
+    """The tokens of every round and of its tree."""
+    sampling = Sampling(temperature=0.7, seed=2)
+    drafter = make_drafter(shape, bundle, lambda: draft, sampling=sampling)
+    one = Decoder(target, drafter, DecodeOptions(max_tokens=24, tree_size=8, sampling=sampling))
+    one.begin(PROMPT)
+    return [[*current.tokens, *current.tree.tokens.tolist()] for current in one.rounds()]
+
+
 @pytest.mark.parametrize("shape", ["chain", "levels", "sampled", "lookup+levels"])
 def test_a_round_on_the_runner_is_one_on_the_cpu(
     bundle: Bundle, pair: tuple[RunnerSession, RunnerSession], shape: str
 ) -> None:
-    def run(target: Session, draft: Session) -> list[list[int]]:
-        sampling = Sampling(temperature=0.7, seed=2)
-        drafter = make_drafter(shape, bundle, lambda: draft, sampling=sampling)
-        one = Decoder(target, drafter, DecodeOptions(max_tokens=24, tree_size=8, sampling=sampling))
-        one.begin(PROMPT)
-        return [[*current.tokens, *current.tree.tokens.tolist()] for current in one.rounds()]
+    local = CpuSession(bundle), CpuSession(bundle, "draft")
+    assert rounds(bundle, shape, *pair) == rounds(bundle, shape, *local)
 
-    assert run(*pair) == run(CpuSession(bundle), CpuSession(bundle, "draft"))
+
+def test_a_phone_gets_the_head_and_drafts_with_it(
+    bundle: Bundle, device: LoopbackDevice, binary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEXGRAFT_RUNNER", str(binary))
+    local = CpuSession(bundle), CpuSession(bundle, "draft")
+    try:
+        phone = open_device_session(bundle, "target"), open_device_session(bundle, "draft")
+        assert rounds(bundle, "levels", *phone) == rounds(bundle, "levels", *local)
+    finally:
+        close_places()
