@@ -19,7 +19,7 @@ from hexgraft.host.stats import Stats
 from hexgraft.host.tree import TokenTree, single
 from hexgraft.host.verify import Match, Verifier
 from hexgraft.host.walk import TokenLogprob, Walk, Walker
-from hexgraft.models.errors import DecodeError, UsageError
+from hexgraft.models.errors import CONNECTION_LOST, DecodeError, HexgraftError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,8 @@ class Round:
     `context` is the number of committed tokens before the round. `finish` is "stop", "stop-string", "length"
     (the context is full), "max-tokens" or None. `degraded` tells that logits were not finite and the walk
     ended before them. `margins` and `logprobs` have one entry a token where they were asked for. `width` is
-    that of the target pass; `seconds` are this round's share of the phases of `Stats`.
+    that of the target pass; `seconds` are this round's share of the phases of `Stats`. `lost` is the error of
+    a link that broke in this round, which then holds what was emitted before.
     """
 
     tree: TokenTree
@@ -69,6 +70,7 @@ class Round:
     logprobs: tuple[TokenLogprob, ...] = ()
     width: int = 1
     seconds: dict[str, float] = field(default_factory=dict)
+    lost: HexgraftError | None = None
 
 
 class Decoder:
@@ -149,16 +151,22 @@ class Decoder:
         self.stats.spend("prefill", time.perf_counter() - start)
 
     def resume(
-        self, session: Session, drafter: Drafter, progress: Callable[[int], None] | None = None
+        self,
+        session: Session,
+        drafter: Drafter,
+        progress: Callable[[int], None] | None = None,
+        *,
+        held: int = 0,
     ) -> None:
         """Go on with the same text on another session, after the first one was lost in a round.
 
-        All of the text is prefilled again. Tokens the lost round had emitted stay in the text; draws are
-        keyed by position, so that the next round goes on as that one would have.
+        What of the text is not among the first `held` slots of the new session is prefilled again. Tokens the
+        lost round had emitted stay in the text; draws are keyed by position, so that the next round goes on
+        as that one would have.
         """
         stats, history = self.stats, self._history
-        self.session, self.drafter = session, drafter
-        self.begin(self.tokens, progress)
+        self.session, self.drafter, self.committed = session, drafter, held
+        self.begin(self.tokens, progress, reuse=True)
         stats.spend("prefill", self.stats.seconds["prefill"])
         self.stats, self._history = stats, history
 
@@ -180,13 +188,8 @@ class Decoder:
             tree, degraded = single(self.tokens[-1]), True
             walk, rows = self._verify(tree, clock)
         walk.degraded |= degraded
-        self.session.store(walk.accepted, range(context, context + len(walk.accepted)))
-        self.committed += len(walk.accepted)
-        if self.drafter.reader is not None:
-            self._show(context, rows, walk.accepted)
-        clock.lap("graft")
-        self.drafter.accept(tree, walk.accepted)
-        clock.lap("draft")
+        if walk.lost is None:
+            walk.lost = self._graft(tree, rows, walk, clock)
         self.stats.count(tree, walk.judged)
         self.stats.degraded += walk.degraded
         self.stats.draft_passes += self.drafter.passes - passes
@@ -202,15 +205,36 @@ class Decoder:
             logprobs=tuple(walk.logprobs),
             width=rows.width,
             seconds=clock.phases,
+            lost=walk.lost,
         )
 
+    def _graft(self, tree: TokenTree, rows: Rows, walk: Walk, clock: _Clock) -> HexgraftError | None:
+        """Commit the accepted nodes to both caches; the error of a link that is gone."""
+        context = self.committed
+        try:
+            self.session.store(walk.accepted, range(context, context + len(walk.accepted)))
+            self.committed += len(walk.accepted)
+            if self.drafter.reader is not None:
+                self._show(context, rows, walk.accepted)
+            clock.lap("graft")
+            self.drafter.accept(tree, walk.accepted)
+            clock.lap("draft")
+        except HexgraftError as error:
+            if error.exit_code != CONNECTION_LOST:
+                raise
+            return error
+        return None
+
     def rounds(self) -> Iterator[Round]:
-        """Rounds until one has a finish."""
+        """Rounds until one has a finish. A round in which the link broke is given before its error is raised,
+        if it emitted anything."""
         while True:
             current = self.step()
             yield current
             if current.finish is not None:
                 return
+            if current.lost is not None:
+                raise current.lost
 
     def _limits(self) -> Limits:
         """A tree may be as large as asked for, and as deep as context and token budget leave useful."""

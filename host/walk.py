@@ -11,6 +11,7 @@ from hexgraft.host.sampling import History, Sampling, row_distribution
 from hexgraft.host.session import Rows
 from hexgraft.host.tree import ROOT, TokenTree
 from hexgraft.host.verify import Verifier
+from hexgraft.models.errors import CONNECTION_LOST, HexgraftError
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,8 @@ class TokenLogprob:
 @dataclass(slots=True)
 class Walk:
     """What a walk found: accepted nodes from the root on, emitted tokens, and each judged node with the child
-    accepted there. `finish` says why the text ended, if it did."""
+    accepted there. `finish` says why the text ended, if it did; `lost` holds the error of a link that went
+    before the end of the path was known, whose tokens so far are emitted all the same."""
 
     accepted: list[int] = field(default_factory=lambda: [ROOT])
     tokens: list[int] = field(default_factory=list)
@@ -38,6 +40,7 @@ class Walk:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: str | None = None
     degraded: bool = False
+    lost: HexgraftError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,39 +56,40 @@ class Walker:
     def walk(self, tree: TokenTree, rows: Rows, history: History, position: int) -> Walk:
         """Walk `tree`, whose root stands at `position`; `rows` are the target's, one a node.
 
-        Raises NotFinite if the logits of the root are not finite; further down the walk ends before such a
-        node.
+        Raises NotFinite if the logits of the root are not finite, and whatever says that the link is gone if
+        they cannot be had; further down the walk ends before such a node.
         """
         walk = Walk()
-        node = ROOT
         while True:
+            node = walk.accepted[-1]
             try:
                 target = row_distribution(rows, node, self.sampling, history)
-            except NotFinite:
-                if node == ROOT:
+                verdict = self.verifier.judge(tree, node, target, position + int(tree.depths[node]) + 1)
+                self._record(walk, rows, node, verdict.token)
+            except HexgraftError as error:
+                not_finite = isinstance(error, NotFinite)
+                if node == ROOT or not (not_finite or error.exit_code == CONNECTION_LOST):
                     raise
                 # The node's own token was emitted by its parent; only what follows it is unknown.
                 walk.accepted.pop()
-                walk.degraded = True
+                walk.degraded, walk.lost = not_finite, None if not_finite else error
                 return walk
-            verdict = self.verifier.judge(tree, node, target, position + int(tree.depths[node]) + 1)
             walk.judged.append((node, verdict.child))
             walk.tokens.append(verdict.token)
-            self._record(walk, rows, node, verdict.token)
             history.append(verdict.token)
             walk.finish = self.emit(verdict.token)
             if walk.finish is not None or verdict.child is None:
                 return walk
-            node = verdict.child
-            walk.accepted.append(node)
+            walk.accepted.append(verdict.child)
 
     def _record(self, walk: Walk, rows: Rows, node: int, token: int) -> None:
-        """Margins and log probabilities come from raw logits, before penalties and temperature."""
-        if self.margins:
-            best = rows.topk(2, [node], log_sum=False).logits[0]
+        """Margins and log probabilities come from raw logits, before penalties and temperature. All is
+        fetched before any is noted, since the link may break in between."""
+        best = rows.topk(2, [node], log_sum=False).logits[0] if self.margins else None
+        logits = rows.logits(node) if self.logprobs is not None else None
+        if best is not None:
             walk.margins.append(float(best[0] - best[1]))
-        if self.logprobs is not None:
-            logits = rows.logits(node)
+        if logits is not None:
             total = log_sum_exp(logits)
             best_ids = top_tokens(logits, self.logprobs) if self.logprobs else ()
             top = tuple((int(i), float(logits[i]) - total) for i in best_ids)

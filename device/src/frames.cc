@@ -1,5 +1,6 @@
 #include "frames.h"
 
+#include <poll.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -157,6 +158,11 @@ std::size_t FrameReader::fill(std::uint8_t* to, std::size_t count) const {
     done += static_cast<std::size_t>(got);
   }
   return done;
+}
+
+bool FrameReader::wait(int milliseconds) const {
+  pollfd input{fd_, POLLIN, 0};
+  return ::poll(&input, 1, milliseconds) != 0;
 }
 
 ReadOutcome FrameReader::read(Bytes& message) {

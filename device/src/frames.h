@@ -30,6 +30,8 @@ class FrameReader {
  public:
   explicit FrameReader(int fd) : fd_(fd) {}
   ReadOutcome read(Bytes& message);
+  // False if nothing has come after so many milliseconds.
+  bool wait(int milliseconds) const;
 
  private:
   std::size_t fill(std::uint8_t* to, std::size_t count) const;

@@ -17,6 +17,9 @@ class Graphs {
   virtual Result<double> run(int width, Cache& cache, Pass& pass) = 0;
   virtual std::string provider() const = 0;
   virtual int threads() const = 0;
+  // Until the next pass nobody waits: give back a raised clock, where there is one.
+  virtual void rest() {}
+  virtual bool resting() const { return false; }
 };
 
 }  // namespace hexgraft

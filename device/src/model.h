@@ -26,6 +26,7 @@ class Model {
   const Sizes& sizes() const { return sizes_; }
   const Memory& memory() const { return *memory_; }
   const Graphs& graphs() const { return *graphs_; }
+  void rest() { graphs_->rest(); }
   int staged() const { return staged_; }
   int capacity() const { return cache_.capacity(); }
 

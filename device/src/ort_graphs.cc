@@ -10,6 +10,8 @@ namespace hexgraft {
 namespace {
 
 constexpr std::size_t kMostBindings = 64;
+// While the host thinks: clocks may fall, and the next pass takes its mode again first.
+constexpr const char* kRestingMode = "low_power_saver";
 
 using Shape = std::vector<std::int64_t>;
 
@@ -132,12 +134,36 @@ std::vector<Ort::IoBinding> OrtGraphs::bind(Chain& chain, int width, Cache& cach
   return bindings;
 }
 
+bool OrtGraphs::set_power(const std::string& mode) {
+  const char* key = "ep.dynamic.qnn_htp_performance_mode";
+  const char* value = mode.c_str();
+  try {
+    for (auto& entry : chains_) {
+      for (Ort::Session& part : entry.second) part.SetEpDynamicOptions(&key, &value, 1);
+    }
+    return true;
+  } catch (const Ort::Exception&) {
+    return false;
+  }
+}
+
+void OrtGraphs::rest() {
+  if (performance_.empty() || resting_) return;
+  resting_ = set_power(kRestingMode);
+  // A provider that cannot be told is not asked again.
+  if (!resting_) performance_.clear();
+}
+
 Result<double> OrtGraphs::run(int width, Cache& cache, Pass& pass) {
   try {
     if (cache_epoch_ != cache.epoch() || pass_epoch_ != pass.epoch() || bindings_.size() >= kMostBindings) {
       bindings_.clear();
       cache_epoch_ = cache.epoch();
       pass_epoch_ = pass.epoch();
+    }
+    if (resting_) {
+      set_power(performance_);
+      resting_ = false;
     }
     Chain& parts = chain(width, cache.capacity());
     auto binding = bindings_.find(width);

@@ -27,6 +27,10 @@ class OrtGraphs : public Graphs {
   Result<double> run(int width, Cache& cache, Pass& pass) override;
   std::string provider() const override { return provider_; }
   int threads() const override { return threads_; }
+  // The NPU's power mode during passes; without one there is nothing to give back between them.
+  void set_performance(std::string mode) { performance_ = std::move(mode); }
+  void rest() override;
+  bool resting() const override { return resting_; }
 
  private:
   using Tensors = std::map<std::string, Ort::Value>;
@@ -35,6 +39,8 @@ class OrtGraphs : public Graphs {
   std::vector<Ort::IoBinding> bind(Chain& chain, int width, Cache& cache, Pass& pass);
   // The contract's tensors by name, over the buffers of cache and pass.
   Tensors tensors(int width, Cache& cache, Pass& pass) const;
+  // Ask the provider for a power mode; false if it takes none at run time.
+  bool set_power(const std::string& mode);
   Chain& chain(int width, int capacity);
 
   Sizes sizes_;
@@ -44,6 +50,8 @@ class OrtGraphs : public Graphs {
   std::map<int, std::vector<Ort::IoBinding>> bindings_;  // by width, for the epochs below
   std::uint64_t cache_epoch_ = 0, pass_epoch_ = 0;
   Ort::MemoryInfo memory_{nullptr};
+  std::string performance_;
+  bool resting_ = false;
 };
 
 }  // namespace hexgraft

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <set>
 #include <tuple>
 #include <utility>
@@ -65,7 +66,17 @@ std::string folder_of(const std::string& path) {
 }  // namespace
 
 struct Runtime::Environment {
-  Ort::Env env{ORT_LOGGING_LEVEL_ERROR, "hexgraft"};
+  explicit Environment(Heard told) : heard(std::move(told)) {}
+  static void ORT_API_CALL log(void* self, OrtLoggingLevel, const char* category, const char*, const char* where,
+                               const char* message) {
+    const std::string line = std::string(category) + ": " + message + " [" + where + "]";
+    std::fprintf(stderr, "%s\n", line.c_str());
+    const auto& heard = static_cast<Environment*>(self)->heard;
+    if (heard) heard(line);
+  }
+
+  Heard heard;
+  Ort::Env env{ORT_LOGGING_LEVEL_ERROR, "hexgraft", log, this};
   bool plugin_registered = false;
 };
 
@@ -126,6 +137,7 @@ class GraphLoader {
                                         std::shared_ptr<Memory> memory) {
     auto graphs = std::make_unique<OrtGraphs>(files_.sizes, request_.provider, threads, std::move(chains));
     if (Status problem = graphs->check()) return *problem;
+    graphs->set_performance(performance_);
     return std::make_unique<Model>(files_.sizes, std::move(memory), capacity, std::move(graphs));
   }
 
@@ -222,6 +234,7 @@ class GraphLoader {
       }
       settings[name] = value;
     }
+    performance_ = settings["htp_performance_mode"];
     std::vector<Ort::ConstEpDevice> devices;
     for (const Ort::ConstEpDevice& device : env_.GetEpDevices()) {
       if (std::string(device.EpName()) == kQnn) devices.push_back(device);
@@ -252,9 +265,10 @@ class GraphLoader {
   Ort::Env& env_;
   const LoadRequest& request_;
   ModelFiles files_;
+  std::string performance_;  // the NPU's power mode, empty on the CPU
 };
 
-Result<std::shared_ptr<Runtime>> Runtime::open(const RuntimePaths& paths) {
+Result<std::shared_ptr<Runtime>> Runtime::open(const RuntimePaths& paths, Heard heard) {
   const std::string name = paths.ort.empty() ? "libonnxruntime.so" : paths.ort;
   void* library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
@@ -279,7 +293,7 @@ Result<std::shared_ptr<Runtime>> Runtime::open(const RuntimePaths& paths) {
   }
   Ort::InitApi(api);
   try {
-    runtime->environment_ = std::make_shared<Environment>();
+    runtime->environment_ = std::make_shared<Environment>(std::move(heard));
   } catch (const Ort::Exception& problem) {
     return runtime_error("no_runtime", "ONNX Runtime does not start", problem, "use another release");
   }

@@ -1,6 +1,7 @@
 // ONNX Runtime, loaded by path: the runner links against none, so one binary serves many releases.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -20,7 +21,9 @@ struct RuntimePaths {
 
 class Runtime {
  public:
-  static Result<std::shared_ptr<Runtime>> open(const RuntimePaths& paths);
+  // `heard` is told every line the runtime logs, which goes to stderr too.
+  using Heard = std::function<void(const std::string& line)>;
+  static Result<std::shared_ptr<Runtime>> open(const RuntimePaths& paths, Heard heard = {});
 
   const std::string& version() const { return version_; }
   int api() const { return api_; }

@@ -1,13 +1,14 @@
 #include "session.h"
 
 #include <algorithm>
-#include <cstring>
+#include <chrono>
 #include <exception>
 #include <functional>
 #include <new>
 #include <numeric>
 #include <utility>
 
+#include "bulk.h"
 #include "rows.h"
 #include "stats.h"
 #include "threads.h"
@@ -20,21 +21,6 @@ constexpr std::size_t kMostOperations = 4096;
 constexpr std::size_t kMostModels = 16;
 constexpr std::size_t kAnswerReserve = std::size_t{1} << 20;  // kept free for everything that is not bulk data
 
-// Bulk numbers travel as little-endian bytes, which is how every machine this runs on holds them.
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "bulk data is sent as it lies in memory");
-
-template <class T>
-Json binary(const T* data, std::size_t count) {
-  const auto* bytes = reinterpret_cast<const std::uint8_t*>(data);
-  return Json::binary(std::vector<std::uint8_t>(bytes, bytes + count * sizeof(T)));
-}
-
-std::vector<float> floats(const std::vector<std::uint8_t>& bytes) {
-  std::vector<float> numbers(bytes.size() / sizeof(float));
-  if (!numbers.empty()) std::memcpy(numbers.data(), bytes.data(), numbers.size() * sizeof(float));
-  return numbers;
-}
-
 Json error_map(const Error& error, int operation) {
   return Json{{"op", operation}, {"code", error.code}, {"message", error.message}, {"hint", error.hint}};
 }
@@ -44,8 +30,6 @@ Bytes pack(std::uint64_t id, Json results, const Json& error) {
   if (!error.is_null()) answer["error"] = error;
   return Json::to_msgpack(answer);
 }
-
-Error missing_pass() { return Error{"no_pass", "there are no rows: no pass has run", "send a forward first"}; }
 
 // Bits beyond the last column must be clear, so that one meaning has one encoding.
 bool clean_padding(const std::vector<std::uint8_t>& bits, std::size_t columns) {
@@ -98,14 +82,22 @@ States read_states(Fields& fields, const Sizes& sizes, std::size_t count) {
 
 }  // namespace
 
-Session::Session(Loader loader) : loader_(std::move(loader)) {}
+Error missing_pass() { return Error{"no_pass", "there are no rows: no pass has run", "send a forward first"}; }
+
+Session::Session(Loader loader, std::string folder, Observer observe)
+    : loader_(std::move(loader)), folder_(std::move(folder)), observe_(std::move(observe)) {}
+
+void Session::observe(const char* event, Json fields) const {
+  if (observe_) observe_(event, std::move(fields));
+}
 
 const std::map<std::string, Session::Verb>& Session::verbs() {
   static const std::map<std::string, Verb> kVerbs{
       {"load", &Session::load},   {"unload", &Session::unload}, {"forward", &Session::forward},
       {"rows", &Session::rows},   {"store", &Session::store},   {"move", &Session::move},
       {"reset", &Session::reset}, {"save", &Session::save},     {"restore", &Session::restore},
-      {"stats", &Session::stats}, {"bye", &Session::bye}};
+      {"keep", &Session::keep},   {"recall", &Session::recall}, {"stats", &Session::stats},
+      {"bye", &Session::bye}};
   return kVerbs;
 }
 
@@ -129,7 +121,13 @@ Bytes Session::answer(const Bytes& message) {
   int index = 0;
   for (const Json& operation : request["ops"]) {
     Answer result = perform(operation);
-    if (!result) return pack(id, std::move(results), error_map(result.error(), index));
+    if (!result) {
+      const Error& error = result.error();
+      observe("error", {{"op", operation.is_object() ? operation.value("op", Json()) : Json()},
+                        {"code", error.code},
+                        {"message", error.message}});
+      return pack(id, std::move(results), error_map(error, index));
+    }
     results.push_back(std::move(*result));
     ++index;
   }
@@ -191,7 +189,8 @@ Session::Answer Session::load(Fields& fields, const std::string& name) {
   if (request.role != "target" && request.role != "draft") fields.refuse("`role` must be `target` or `draft`");
   if (models_.size() == kMostModels && models_.count(name) == 0) fields.refuse("too many models are loaded");
   if (Status problem = fields.status()) return *problem;
-  models_.erase(name);
+  drop(name);
+  const auto start = std::chrono::steady_clock::now();
   Result<std::unique_ptr<Model>> loaded = loader_(request);
   if (!loaded) return loaded.error();
   const Model& model = **loaded;
@@ -211,14 +210,34 @@ Session::Answer Session::load(Fields& fields, const std::string& name) {
               {"affinity", current_affinity()}};
   answer["widths"] = sizes.widths.empty() ? Json() : Json(sizes.widths);
   models_[name] = std::move(*loaded);
+  Json seen = answer;
+  seen.update({{"model", name},
+               {"role", request.role},
+               {"bundle", request.bundle},
+               {"soc", request.soc},
+               {"precision", request.precision},
+               {"seconds", std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count()}});
+  observe("load", std::move(seen));
   return answer;
 }
 
 Session::Answer Session::unload(Fields& fields, const std::string& name) {
   if (Status problem = fields.status()) return *problem;
   if (Result<Model*> found = model(name); !found) return found.error();
-  models_.erase(name);
+  drop(name);
   return Json::object();
+}
+
+void Session::drop(const std::string& name) {
+  models_.erase(name);
+  if (const auto file = files_.find(name); file != files_.end()) {
+    file->second.remove();
+    files_.erase(file);
+  }
+}
+
+void Session::rest() {
+  for (const auto& entry : models_) entry.second->rest();
 }
 
 Session::Answer Session::forward(Fields& fields, const std::string& name) {
@@ -235,11 +254,17 @@ Session::Answer Session::forward(Fields& fields, const std::string& name) {
   Result<PassTimes> pass = model.forward(tokens, positions, visible, states);
   if (!pass) return pass.error();
   if (history_.size() == kHistory) history_.erase(history_.begin());
-  history_.push_back({{"model", name},
-                      {"count", pass->count},
-                      {"width", pass->width},
-                      {"seconds", pass->runtime},
-                      {"total", pass->total}});
+  const Json times{{"model", name},
+                   {"count", pass->count},
+                   {"width", pass->width},
+                   {"seconds", pass->runtime},
+                   {"total", pass->total}};
+  history_.push_back(times);
+  if (observe_) {
+    Json seen = times;
+    seen["prefix"] = visible.prefix;
+    observe("pass", std::move(seen));
+  }
   return Json{{"count", pass->count}, {"width", pass->width}, {"seconds", pass->runtime}, {"total", pass->total}};
 }
 
@@ -295,72 +320,6 @@ Session::Answer Session::top_rows(Fields& fields, Model& model) {
   return answer;
 }
 
-Session::Answer Session::store(Fields& fields, const std::string& name) {
-  Result<Model*> found = model(name);
-  if (!found) return found.error();
-  Model& model = **found;
-  const auto most = static_cast<std::size_t>(model.sizes().max_width);
-  const std::vector<std::int32_t> rows = fields.integers("rows", 0, model.sizes().max_width - 1, most);
-  const std::vector<std::int32_t> slots = fields.integers("slots", 0, model.sizes().context - 1, most);
-  if (Status problem = fields.status()) return *problem;
-  if (model.staged() == 0 && !rows.empty()) return missing_pass();
-  if (Status problem = model.store(rows, slots)) return *problem;
-  return Json::object();
-}
-
-Session::Answer Session::move(Fields& fields, const std::string& name) {
-  Result<Model*> found = model(name);
-  if (!found) return found.error();
-  Model& model = **found;
-  const auto most = static_cast<std::size_t>(model.sizes().context);
-  const std::vector<std::int32_t> source = fields.integers("source", 0, model.sizes().context - 1, most);
-  const std::vector<std::int32_t> target = fields.integers("target", 0, model.sizes().context - 1, most);
-  if (Status problem = fields.status()) return *problem;
-  if (Status problem = model.move(source, target)) return *problem;
-  return Json::object();
-}
-
-Session::Answer Session::reset(Fields& fields, const std::string& name) {
-  Result<Model*> found = model(name);
-  if (!found) return found.error();
-  if (Status problem = fields.status()) return *problem;
-  (*found)->reset();
-  return Json::object();
-}
-
-Session::Answer Session::save(Fields& fields, const std::string& name) {
-  Result<Model*> found = model(name);
-  if (!found) return found.error();
-  const Model& model = **found;
-  const int layer = static_cast<int>(fields.integer("layer", 0, model.sizes().layers - 1));
-  const int start = static_cast<int>(fields.integer("start", 0, model.capacity()));
-  const int count = static_cast<int>(fields.integer("count", 0, model.capacity()));
-  if (Status problem = fields.status()) return *problem;
-  const std::size_t numbers = static_cast<std::size_t>(model.sizes().kv_heads) *
-                              static_cast<std::size_t>(model.sizes().head_dim) * static_cast<std::size_t>(count);
-  if (Status problem = reserve(2 * numbers * sizeof(float))) return *problem;
-  std::vector<float> keys(numbers), values(numbers);
-  if (Status problem = model.save(layer, start, count, keys.data(), values.data())) return *problem;
-  return Json{{"keys", binary(keys.data(), numbers)}, {"values", binary(values.data(), numbers)}};
-}
-
-Session::Answer Session::restore(Fields& fields, const std::string& name) {
-  Result<Model*> found = model(name);
-  if (!found) return found.error();
-  Model& model = **found;
-  const int layer = static_cast<int>(fields.integer("layer", 0, model.sizes().layers - 1));
-  const int start = static_cast<int>(fields.integer("start", 0, model.sizes().context));
-  const int count = static_cast<int>(fields.integer("count", 0, model.sizes().context));
-  const std::size_t bytes = static_cast<std::size_t>(model.sizes().kv_heads) *
-                            static_cast<std::size_t>(model.sizes().head_dim) * static_cast<std::size_t>(count) *
-                            sizeof(float);
-  const std::vector<float> keys = floats(fields.bytes("keys", bytes));
-  const std::vector<float> values = floats(fields.bytes("values", bytes));
-  if (Status problem = fields.status()) return *problem;
-  if (Status problem = model.restore(layer, start, count, keys.data(), values.data())) return *problem;
-  return Json::object();
-}
-
 Session::Answer Session::stats(Fields& fields, const std::string&) {
   if (Status problem = fields.status()) return *problem;
   Json threads = Json::object();
@@ -370,7 +329,8 @@ Session::Answer Session::stats(Fields& fields, const std::string&) {
     models[name] = {{"capacity", model->capacity()},
                     {"memory", model->memory().name()},
                     {"provider", model->graphs().provider()},
-                    {"threads", model->graphs().threads()}};
+                    {"threads", model->graphs().threads()},
+                    {"resting", model->graphs().resting()}};
   }
   return Json{{"passes", history_},  {"models", models},           {"memory", memory_stats()},
               {"affinity", threads}, {"thermal", thermal_stats()}, {"frequency", frequency_stats()}};
@@ -378,7 +338,7 @@ Session::Answer Session::stats(Fields& fields, const std::string&) {
 
 Session::Answer Session::bye(Fields& fields, const std::string&) {
   if (Status problem = fields.status()) return *problem;
-  models_.clear();
+  while (!models_.empty()) drop(models_.begin()->first);
   finished_ = true;
   return Json::object();
 }

@@ -1,6 +1,7 @@
 // The verbs over a fake model: what they answer, what they refuse, and that refusals harm nothing. Ends with the
 // golden conversation that the host's tests hold against their own side.
 #include <dirent.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -235,6 +236,57 @@ Json comparable(Json answer) {
   return answer;
 }
 
+void cache_files() {
+  const Json keep{{"op", "keep"}, {"model", "target"}, {"file", "target"},
+                  {"key", "k"},   {"start", 0},        {"tokens", {5, 6, 7}}};
+  const Json recall{
+      {"op", "recall"}, {"model", "target"}, {"file", "target"}, {"key", "k"}, {"tokens", {5, 6, 7, 8}}};
+  Session none(fake_load);
+  loaded(none);
+  CHECK(code(none, keep) == "no_folder" && code(none, recall) == "no_folder");
+
+  char name[] = "/tmp/hexgraft-session-XXXXXX";
+  const std::string folder = ::mkdtemp(name), path = folder + "/target";
+  std::vector<std::string> events;
+  const Observer observe = [&](const char* event, const Json& fields) {
+    events.push_back(event);
+    CHECK(!fields.dump().empty());
+  };
+  const Json store{{"op", "store"}, {"model", "target"}, {"rows", {0, 1, 2}}, {"slots", {0, 1, 2}}};
+  {
+    Session first(fake_load, folder, observe);
+    loaded(first);
+    const Json answer = ask(first, Json::array({kForward, store, keep}));
+    CHECK(answer["results"][2]["count"] == 3);
+    CHECK(code(first, changed(keep, "start", 2)) == "bad_field");
+    CHECK(code(first, changed(keep, "file", "../target")) == "bad_field");
+    CHECK(code(first, changed(keep, "file", "")) == "bad_field");
+    CHECK(code(first, changed(keep, "key", std::string(65, 'k'))) == "bad_field");
+    CHECK(code(first, changed(keep, "tokens", Json::array({300}))) == "bad_field");
+    CHECK(code(first, changed(changed(keep, "start", 3), "tokens", std::vector<int>(254, 1))) == "bad_field");
+    const Json lost = one(first, changed(changed(keep, "file", "none"), "key", "other"));
+    CHECK(lost["count"] == 3);
+  }
+  // No bye: as if the link had gone. Another runner finds the file.
+  Session second(fake_load, folder, observe);
+  loaded(second);
+  CHECK(one(second, changed(recall, "file", "missing"))["count"] == 0);
+  CHECK(one(second, changed(recall, "key", "other"))["count"] == 0);
+  CHECK(one(second, recall)["count"] == 3);
+  const Json saved{{"op", "save"}, {"model", "target"}, {"layer", 1}, {"start", 0}, {"count", 3}};
+  Session third(fake_load);
+  loaded(third);
+  CHECK(one(second, saved) == ask(third, Json::array({kForward, store, saved}))["results"][2]);
+  CHECK(one(second, {{"op", "unload"}, {"model", "target"}}) == Json::object());
+  CHECK(::access(path.c_str(), F_OK) != 0);
+  CHECK(::access((folder + "/none").c_str(), F_OK) == 0);
+  ::unlink((folder + "/none").c_str());
+  const std::vector<std::string> seen{"load",  "pass",  "error", "error",  "error",  "error",
+                                      "error", "error", "load",  "recall", "recall", "recall"};
+  CHECK(events == seen);
+  ::rmdir(folder.c_str());
+}
+
 void golden_conversation() {
   const std::string folder = std::string(GOLDEN_FOLDER) + "/conversation";
   Session session(fake_load);
@@ -276,6 +328,7 @@ int main() {
   lists_stop_at_the_first_failure();
   answers_that_would_not_fit();
   whole_requests();
+  cache_files();
   golden_conversation();
   golden_refusals();
   return REPORT();

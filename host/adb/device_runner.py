@@ -20,6 +20,7 @@ from hexgraft.host.adb.errors import Busy, CommandFailed, ConnectionLost, Device
 from hexgraft.host.adb.phone import Phone
 from hexgraft.host.adb.release import ORT, PLUGIN, Release
 from hexgraft.host.adb.shell import LOST_HINT, ShellStream, quote
+from hexgraft.host.adb.store import CACHES, RUNS
 from hexgraft.host.adb.vendor_errors import diagnose
 from hexgraft.host.runner.connection import RunnerConnection
 from hexgraft.host.runner.local import RUNNER
@@ -37,6 +38,8 @@ _UNFINISHED = 77
 _RESTORING = 100
 """Tenths of a second that the watcher of an earlier run may take to restore the phone's settings."""
 _KILLED = 137
+_KEPT_RECORDS = 8
+"""Records of runs on a phone, the present one counted. A runner ends its own at 8 MB."""
 _LINES = 40
 # FastRPC separates with semicolons. Ours comes before the vendor's, whose skel is of another release.
 _VENDOR_DSP = "/vendor/lib/rfsa/adsp;/vendor/dsp/cdsp;/vendor/dsp;/dsp"
@@ -46,7 +49,10 @@ cd {root} || exit {no_folder}
 {{ flock -n 9 || {{ cat run.pid >&2; exit {held}; }}
   i=0; until flock -n 8; do i=$((i+1)); [ $i -lt {patience} ] || exit {unfinished}; sleep 0.1; done
   echo $$ > run.pid
-{awake}  LD_LIBRARY_PATH={folder} ADSP_LIBRARY_PATH={dsp} exec {command}
+  mkdir -p {caches} {runs}
+  ls -t {runs}/*.jsonl 2>/dev/null | tail -n +{kept} | while read -r f; do rm -f "$f"; done
+{awake}  LD_LIBRARY_PATH={folder} ADSP_LIBRARY_PATH={dsp} exec {command} \\
+    --caches {caches} --record {runs}/$(date +%Y%m%d-%H%M%S)-$$.jsonl
 }} 9>run.lock 8>alive.lock
 """
 # What the setting was is noted once: a second run must not take the first one's value for the user's.
@@ -241,6 +247,9 @@ def start_command(root: str, release: Release, stay_awake: bool) -> str:
         folder=quote(folder),
         dsp=quote(f"{folder};{_VENDOR_DSP}"),
         command=" ".join(quote(word) for word in words),
+        caches=CACHES,
+        runs=RUNS,
+        kept=_KEPT_RECORDS,
     )
 
 

@@ -130,6 +130,12 @@ def parse(serial: str, text: str) -> PhoneFacts:
     )
 
 
+def free_space(phone: Phone) -> int | None:
+    """Free bytes where our folder lies or will lie, None where the phone does not tell."""
+    command = f"d={quote(phone.root)}; while [ ! -d $d ]; do d=${{d%/*}}; done; df -k ${{d:-/}}"
+    return parse_df(phone.run(command, "asking for free space").stdout.splitlines())[1]
+
+
 def parse_df(lines: list[str]) -> tuple[int | None, int | None]:
     """Size and free bytes of `df -k`; a long device name may push the figures onto the next line."""
     words = " ".join(lines[1:]).split()

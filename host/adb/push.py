@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hexgraft.host.adb.errors import ConnectionLost, NoSpace, TransferFailed
-from hexgraft.host.adb.facts import parse_df
+from hexgraft.host.adb.facts import free_space
 from hexgraft.host.adb.phone import Phone
 from hexgraft.host.adb.shell import LOST_HINT, Completed, ShellStream, quote
 from hexgraft.host.adb.store import HASH_TIMEOUT, Folder, Piece, Store
@@ -126,13 +126,12 @@ class Pusher:
     def _check_space(self, folder: Folder, missing: list[str]) -> None:
         sizes = self.store.sizes(folder)
         need = sum(max(0, folder.pieces[n].size - sizes.get(n + ".part", 0)) for n in missing)
-        parent = f"d={quote(self.phone.root)}; while [ ! -d $d ]; do d=${{d%/*}}; done; df -k ${{d:-/}}"
-        free = parse_df(self.phone.run(parent, "asking for free space").stdout.splitlines())[1]
+        free = free_space(self.phone)
         if free is not None and need * _RESERVE > free:
             raise self._no_space(folder, need, free)
 
     def _no_space(self, folder: Folder, need: int, free: int) -> NoSpace:
-        others = [p for p in self.store.present() if f"{p.kind}/{p.name}" != folder.name]
+        others = [p for p in self.store.present() if p.place != folder.name]
         freed = sum(entry.size for entry in others)
         hint = f"`hexgraft clean` would free {megabytes(freed)}" if freed else "delete something on the phone"
         return NoSpace(
@@ -217,8 +216,7 @@ class Pusher:
         said = (done.stderr.strip().splitlines() or [f"exit {done.code}"])[-1]
         if "No space left" in done.stderr:
             self._remove(folder, name + ".part")
-            free = parse_df(self.phone.run(f"df -k {quote(self.phone.root)}").stdout.splitlines())[1]
-            raise self._no_space(folder, folder.pieces[name].size, free or 0)
+            raise self._no_space(folder, folder.pieces[name].size, free_space(self.phone) or 0)
         if done.code > 128:  # killed, as by a reboot: what arrived is good
             raise ConnectionLost(f"{self.phone.name} stopped receiving {name}", LOST_HINT)
         raise TransferFailed(

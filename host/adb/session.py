@@ -11,19 +11,22 @@ from typing import Any
 
 from hexgraft.host.adb.device_runner import DeviceRunner
 from hexgraft.host.adb.errors import DeviceError, Unfit
-from hexgraft.host.adb.facts import PhoneFacts, gather
+from hexgraft.host.adb.facts import PhoneFacts, free_space, gather
 from hexgraft.host.adb.fit import Asked, Build, bundle_folder, check_release, choose_build, graphs_for
 from hexgraft.host.adb.phone import ROOT, Phone, open_phone
-from hexgraft.host.adb.push import Progress, Pushed, Pusher
+from hexgraft.host.adb.push import Progress, Pushed, Pusher, megabytes
 from hexgraft.host.adb.release import Release, find_release
 from hexgraft.host.adb.store import Folder
 from hexgraft.host.bundle import Bundle
+from hexgraft.host.runner.cache_file import CacheFile
 from hexgraft.host.runner.connection import Operation
 from hexgraft.host.runner.session import RunnerSession
 from hexgraft.host.runner.wire import RunnerError
 from hexgraft.models.errors import BundleError, UsageError
 
 PROVIDERS = ("cpu", "htp")
+SPACE_LEFT = 1 << 30
+"""Bytes a cache file must leave free on a phone."""
 
 
 def _nothing(*said: Any) -> None:
@@ -43,7 +46,7 @@ class DeviceOptions:
     root: str = ROOT
     provider: str = "cpu"
     stay_awake: bool = True
-    asked: Asked = Asked()
+    asked: Asked = field(default_factory=Asked)
     progress: Progress = field(default=_nothing, compare=False)
     note: Callable[[str], None] = field(default=_nothing, compare=False)
     soc_model: Callable[[PhoneFacts], int | None] = field(default=_nothing, compare=False)
@@ -146,7 +149,23 @@ class DeviceSession(RunnerSession):
             raise self._runner.decoded(error) from error
         self.spec = replace(self.spec, provider="device" if provider == "cpu" else f"device-{provider}")
         self._place: DevicePlace | None = place
+        self._identity = (
+            *(place.bundle.digest, role, provider, place.build, place.release.folder.digest),
+            *(self.spec.widths, whole, threads),
+        )
         place.users += 1
+
+    def cache_file(self, complain: Callable[[str], None] = _nothing) -> CacheFile:
+        """The phone's file of this session's committed slots, for a run that may have to go on after a lost
+        link. Not to be used where a full one would leave the phone too little space; `complain` is told."""
+        file = CacheFile(self, self._identity, complain)
+        spec, phone = self.spec, self._runner.phone
+        most = spec.capacity * spec.layers * spec.kv_heads * spec.head_dim * 2 * 4
+        free = free_space(phone)
+        if free is not None and free - most < SPACE_LEFT:
+            file.usable = False
+            complain(f"{phone.name} has {megabytes(free)} free; a cache file may take {megabytes(most)}")
+        return file
 
     @property
     def serial(self) -> str:

@@ -17,6 +17,9 @@ from hexgraft.host.adb.phone import Phone
 from hexgraft.host.adb.shell import quote
 
 KINDS = ("bundles", "runners")
+CACHES, RUNS = "caches", "runs"
+"""What runs leave: the cache of one whose link was lost, and the records of the last ones."""
+
 HASH_TIMEOUT = 900.0
 """Seconds for hashing what may be several gigabytes."""
 
@@ -57,12 +60,17 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """A folder found on the phone, and its size in bytes."""
+    """A folder found on the phone, and its size in bytes. `name` is empty for what runs leave."""
 
     kind: str
     name: str
     size: int
     whole: bool
+
+    @property
+    def place(self) -> str:
+        """Below the root."""
+        return f"{self.kind}/{self.name}" if self.name else self.kind
 
 
 class Store:
@@ -153,17 +161,20 @@ class Store:
         """Every folder of ours on the phone."""
         done = self.phone.run(
             f"cd {quote(self.phone.root)} 2>/dev/null || exit 0\n"
-            "for d in bundles/* runners/*; do [ -d $d ] || continue\n"
+            f"for d in bundles/* runners/* {CACHES} {RUNS}; do [ -d $d ] || continue\n"
             "w=part; for c in $d/.complete-*; do [ -f $c ] && w=whole; done\n"
             'set -- $(du -sk "$d"); echo "$1 $w $d"; done; true',
             "listing folders",
         )
-        found = re.findall(r"^(\d+) (whole|part) (\w+)/(\w+)$", done.stdout, re.M)
-        return [Present(kind, name, int(kb) * 1024, state == "whole") for kb, state, kind, name in found]
+        found = re.findall(r"^(\d+) (whole|part) (\w+)(?:/(\w+))?$", done.stdout, re.M)
+        return [
+            Present(kind, name, int(kb) * 1024, state == "whole" or not name)
+            for kb, state, kind, name in found
+        ]
 
     def remove(self, present: list[Present]) -> None:
         """Delete folders; nothing but what `present` lists, and the root itself once it is empty."""
-        words = " ".join(quote(f"{entry.kind}/{entry.name}") for entry in present)
+        words = " ".join(quote(entry.place) for entry in present)
         if words:
             self.phone.run(f"cd {quote(self.phone.root)} && rm -rf {words}", "deleting", 300).check(
                 "deleting"

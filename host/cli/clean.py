@@ -25,7 +25,7 @@ from hexgraft.host.cli.phone_options import phone_options
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def clean(serial: str | None, root: str, keep: tuple[Path, ...], dry_run: bool, as_json: bool) -> None:
-    """Remove bundles, runners and unfinished files of ours from a phone.
+    """Remove bundles, runners, unfinished files, caches and records of runs of ours from a phone.
 
     Nothing outside our folder is touched. With --keep the runners stay too.
     """
@@ -33,7 +33,7 @@ def clean(serial: str | None, root: str, keep: tuple[Path, ...], dry_run: bool, 
     phone = open_phone(serial, root)
     store = Store(phone)
     present = store.present()
-    gone = [p for p in present if f"{p.kind}/{p.name}" not in kept and not (kept and p.kind == "runners")]
+    gone = [p for p in present if p.place not in kept and not (kept and p.kind == "runners")]
     if not dry_run:
         pid = running(phone)
         if pid is not None:
@@ -43,11 +43,11 @@ def clean(serial: str | None, root: str, keep: tuple[Path, ...], dry_run: bool, 
             store.remove_root()
     size = sum(entry.size for entry in gone)
     if as_json:
-        folders = [{"folder": f"{p.kind}/{p.name}", "size": p.size, "whole": p.whole} for p in gone]
+        folders = [{"folder": p.place, "size": p.size, "whole": p.whole} for p in gone]
         print_json({"serial": phone.serial, "removed": not dry_run, "size": size, "folders": folders})
         return
     for entry in gone:
         state = "" if entry.whole else ", unfinished"
-        say(f"{phone.root}/{entry.kind}/{entry.name}  {megabytes(entry.size)}{state}")
+        say(f"{phone.root}/{entry.place}  {megabytes(entry.size)}{state}")
     verb = "would free" if dry_run else "freed"
     say(f"{verb} {megabytes(size)} in {len(gone)} folders" if gone else f"nothing of ours is on {phone.name}")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from hexgraft.host.adb.phone import await_phone
 from hexgraft.host.cli.authors import authors_option
 from hexgraft.host.cli.console import print_json, say, stderr, token_progress
 from hexgraft.host.cli.generation import Generation, generate, logprobs_json, print_piece, summary
@@ -29,6 +27,7 @@ from hexgraft.host.cli.options import (
     session_options,
     verify_option,
 )
+from hexgraft.host.cli.recovery import Recovery
 from hexgraft.host.cli.tracing import Tracing, candidates_wanted, trace_option
 from hexgraft.host.cli.tree_view import draw_round
 from hexgraft.host.cli.tuned import tuned_option
@@ -36,7 +35,7 @@ from hexgraft.host.decode import Decoder, Round
 from hexgraft.host.prefix import restore
 from hexgraft.host.stop_strings import AnswerText
 from hexgraft.host.text import TextCodec
-from hexgraft.models.errors import INTERRUPTED, HexgraftError, UsageError
+from hexgraft.models.errors import CONNECTION_LOST, INTERRUPTED, HexgraftError, UsageError
 
 
 @click.command()
@@ -84,8 +83,6 @@ def run(bundle: Path, dash: str | None, prompt: str | None, file: Path | None, *
     as_json = options["as_json"]
     if options["logprobs"] is not None and not as_json:
         raise UsageError("--logprobs shows in --json only", "add --json")
-    if options["reconnect"] and options["trace"] is not None:
-        raise UsageError("--trace cannot record a run that --reconnect mends", "leave out one of them")
     text = read_prompt(prompt, file, dash)
     opened = open_checked(bundle, options["no_verify"])
     codec = TextCodec(opened)
@@ -101,8 +98,8 @@ def run(bundle: Path, dash: str | None, prompt: str | None, file: Path | None, *
         restore(decoder, prefix, ids)
     with Tracing(options["trace"], codec) as tracing:
         tracing.begin(opened, decoder, ids, options)
-        recover = _recovery(decoder, options, lambda: open_decoder(opened, codec, answer, dict(wanted)))
-        generation = _decode(decoder, answer, ids, options, tracing, recover)
+        recovery = Recovery(decoder, options, lambda: open_decoder(opened, codec, answer, dict(wanted)))
+        generation = _decode(decoder, answer, ids, options, tracing, recovery)
     if as_json:
         result: dict[str, Any] = {
             "text": generation.text,
@@ -124,49 +121,36 @@ def run(bundle: Path, dash: str | None, prompt: str | None, file: Path | None, *
     return INTERRUPTED if generation.finish == "interrupted" else 0
 
 
-def _recovery(
-    decoder: Decoder, options: dict[str, Any], again: Callable[[], Decoder]
-) -> Callable[[HexgraftError], bool]:
-    """What --reconnect does about a lost phone: wait for it, and go on where the text stands."""
-
-    def recover(error: HexgraftError) -> bool:
-        seconds = options["reconnect"]
-        if not seconds or options["backend"] != "device":
-            return False
-        say(f"\n{error.message}; waiting up to {seconds} s for the phone")
-        try:
-            await_phone(options["serial"], seconds=seconds)
-            fresh = again()
-        except HexgraftError as failed:
-            say(f"it did not come back: {failed.message}")
-            return False
-        with token_progress("prefill", len(decoder.tokens) - 1) as advance:
-            decoder.resume(fresh.session, fresh.drafter, advance)
-        return True
-
-    return recover
-
-
 def _decode(
     decoder: Decoder,
     answer: AnswerText,
     ids: list[int],
     options: dict[str, Any],
     tracing: Tracing,
-    recover: Callable[[HexgraftError], bool],
+    recovery: Recovery,
 ) -> Generation:
     with token_progress("prefill", len(ids) - 1) as advance:
-        decoder.begin(ids, advance, reuse=True)
+
+        def follow(count: int) -> None:
+            recovery.keep()
+            advance(count)
+
+        try:
+            decoder.begin(ids, follow, reuse=True)
+        except HexgraftError as error:
+            if error.exit_code != CONNECTION_LOST or not recovery.recover(error):
+                raise
 
     def watch(current: Round) -> None:
         tracing.round(current)
+        recovery.keep()
         if options["show_tree"]:
             stderr().print(draw_round(current, tracing.show))
 
     with interruptible() as interrupted:
         show = (lambda text: None) if options["as_json"] else print_piece
         generation = generate(
-            decoder, answer, show=show, watch=watch, interrupted=interrupted, recover=recover
+            decoder, answer, show=show, watch=watch, interrupted=interrupted, recover=recovery.recover
         )
     tracing.end(decoder, generation.finish)
     return generation

@@ -27,7 +27,8 @@ class LocalRunner:
     """The runner of this machine as a child process, with its connection.
 
     `ort` and `qnn` are libraries, found in the installed Python packages unless given; `command` goes before
-    the binary (an emulator and its options). Ends with `close`, and by itself when this process ends.
+    the binary (an emulator and its options), `options` after it. Ends with `close`, and by itself when this
+    process ends.
     """
 
     def __init__(
@@ -37,10 +38,12 @@ class LocalRunner:
         ort: Path | None = None,
         qnn: Path | None = None,
         command: Sequence[str] = (),
+        options: Sequence[str] = (),
     ) -> None:
         words = [*command, str(binary or find_runner()), "--ort", str(ort or find_ort())]
         if qnn := qnn or find_qnn():
             words += ["--qnn", str(qnn)]
+        words += options
         pipe = subprocess.PIPE
         try:
             # A session of its own: Ctrl-C is the host's to handle, the runner ends with the stream.

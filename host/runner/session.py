@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from hexgraft.host.session import (
     checked_store,
 )
 from hexgraft.models.errors import DecodeError, UsageError
+
+Listener = Callable[[dict[str, Any]], None]
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -80,6 +82,7 @@ class RunnerSession:
         self.role = role
         self._owner = owner
         self._queue: list[Operation] = []
+        self._listeners: dict[int, Listener] = {}
         self.wants: dict[tuple[bool, bool], Want] = {}
         self.number = 0
         self.staged = 0
@@ -162,7 +165,14 @@ class RunnerSession:
 
     def reset(self) -> None:
         self._queue = [self.operation("reset")]
+        self._listeners.clear()
         self.staged = 0
+
+    def later(self, operation: Operation, listener: Listener) -> None:
+        """An operation that goes with the next message, after all that waits; `listener` is told its
+        result."""
+        self._listeners[len(self._queue)] = listener
+        self._queue.append(operation)
 
     def save(self, count: int) -> CacheRows:
         if not 0 <= count <= self.spec.capacity:
@@ -204,6 +214,7 @@ class RunnerSession:
             return
         try:
             self._queue.clear()
+            self._listeners.clear()
             self.connection.call_one(self.operation("unload"))
         except RunnerLost:
             pass  # nothing is left to unload
@@ -220,8 +231,12 @@ class RunnerSession:
     def send(self, operations: list[Operation], optional: int = 0) -> list[dict[str, Any]]:
         """Results of `operations`, after all that waits; the last `optional` may fail and be missing."""
         waiting, self._queue = self._queue, []
+        listeners, self._listeners = self._listeners, {}
         try:
-            return self.connection.call([*waiting, *operations])[len(waiting) :]
+            results = self.connection.call([*waiting, *operations])
+            for place, listener in listeners.items():
+                listener(results[place])
+            return results[len(waiting) :]
         except OperationFailed as failed:
             if optional and failed.error.op >= len(waiting) + len(operations) - optional:
                 return failed.results[len(waiting) :]

@@ -8,7 +8,7 @@ import msgspec
 
 from hexgraft.models.errors import CONNECTION_LOST, HexgraftError
 
-PROTOCOL = 1
+PROTOCOL = 2
 """The runner must speak exactly this version; there is no compatibility code."""
 
 FRAME_LIMIT = 64 << 20

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
-from device_command import Hexgraft, run_words
+from device_command import Hexgraft
 from phones import setting, wait_until
 
-from hexgraft.host.adb.phone import open_phone
+from hexgraft.host.adb.phone import Phone, open_phone
 from hexgraft.host.bundle import Bundle
+from hexgraft.host.cli import recovery
 from hexgraft.host.loopback.adb_server import AdbServer
 from hexgraft.host.loopback.device import LoopbackDevice
-from hexgraft.models.errors import CONNECTION_LOST, USAGE
+from hexgraft.models.errors import CONNECTION_LOST
 
 
 @pytest.fixture
@@ -40,20 +43,96 @@ def test_a_lost_link_keeps_the_text(hexgraft: Hexgraft, bundle: Bundle, device: 
     assert hexgraft(*words, "--backend", "device").json["tokens"] == whole.json["tokens"]
 
 
+def caches(device: LoopbackDevice) -> Path:
+    return device.sandbox.path("/data/local/tmp/hexgraft/caches")
+
+
 @pytest.mark.parametrize("draft", ["none", "lookup", "levels"])
 def test_reconnecting_goes_on_where_the_text_stands(
-    hexgraft: Hexgraft, bundle: Bundle, device: LoopbackDevice, draft: str
+    hexgraft: Hexgraft, bundle: Bundle, device: LoopbackDevice, tmp_path: Path, draft: str
 ) -> None:
     hexgraft("push", str(bundle.path))
     words = ["run", str(bundle.path), "-p", "abc", "--raw", "--max-tokens", "300", "--draft", draft, "--json"]
-    words += ["--temperature", "0.7", "--frequency-penalty", "0.2"]
-    whole = hexgraft(*words)
-    device.link.cut_after(40_000, 45_000)
-    result = hexgraft(*words, "--backend", "device", "--reconnect", "30")
+    words += ["--temperature", "0.7", "--frequency-penalty", "0.2", "--logprobs", "1"]
+    traces = [str(tmp_path / name) for name in ("whole", "mended")]
+    whole = hexgraft(*words, "--trace", traces[0])
+    device.link.cut_after(60_000, 200_000)
+    words += ["--trace", traces[1], "--backend", "device", "--reconnect", "30"]
+    result = hexgraft(*words)
     assert result.code == 0, result.err
     assert result.err.count("waiting up to 30 s for the phone") == 2
+    recalled = re.findall(r"(\d+) of (\d+) tokens come from the phone's cache file", result.err)
+    assert len(recalled) == 2
+    # At most the round in which the link broke is not in the file.
+    assert all(int(text) - int(held) <= 16 for held, text in recalled)
     assert result.json["tokens"] == whole.json["tokens"]
     assert result.json["text"] == whole.json["text"]
+    assert [each["token"] for each in result.json["logprobs"]] == result.json["tokens"]
+    # Both traces hold every token; the file was not left behind.
+    compared = hexgraft("compare", *traces)
+    assert compared.code == 0, compared.out
+    assert "identical: all 300 tokens are the same" in compared.out
+    assert not any(caches(device).iterdir())
+
+
+def test_a_cache_file_that_is_damaged_is_computed_again(
+    hexgraft: Hexgraft, bundle: Bundle, device: LoopbackDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a reboot may leave it."""
+    hexgraft("push", str(bundle.path))
+    words = ["run", str(bundle.path), "-p", "abc", "--raw", "--max-tokens", "200", "--plain", "--json"]
+    whole = hexgraft(*words)
+    await_phone = recovery.await_phone
+
+    def damage(*args: Any, **kwargs: Any) -> Phone:
+        file = caches(device) / "target"
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 1
+        file.write_bytes(data)
+        return await_phone(*args, **kwargs)
+
+    monkeypatch.setattr(recovery, "await_phone", damage)
+    device.link.cut_after(60_000)
+    result = hexgraft(*words, "--backend", "device", "--reconnect", "30")
+    assert result.code == 0, result.err
+    (recalled,) = re.findall(r"(\d+) of (\d+) tokens come from", result.err)
+    assert 0 < int(recalled[0]) < int(recalled[1]) * 0.6
+    assert result.json["tokens"] == whole.json["tokens"]
+
+
+def test_too_little_space_for_a_cache_file(
+    hexgraft: Hexgraft, bundle: Bundle, device: LoopbackDevice
+) -> None:
+    hexgraft("push", str(bundle.path))
+    device.set_space(900_000_000)
+    words = ["run", str(bundle.path), "-p", "abc", "--raw", "--max-tokens", "200", "--plain", "--json"]
+    whole = hexgraft(*words)
+    device.link.cut_after(60_000)
+    result = hexgraft(*words, "--backend", "device", "--reconnect", "30")
+    assert result.code == 0, result.err
+    assert "note: the cache is not kept on the phone: SM S928B" in result.err
+    assert "come from the phone's cache file" not in result.err
+    assert result.json["tokens"] == whole.json["tokens"]
+    assert list(caches(device).iterdir()) == []
+
+
+def test_what_a_lost_run_leaves_is_cleaned(
+    hexgraft: Hexgraft, bundle: Bundle, device: LoopbackDevice, server: AdbServer
+) -> None:
+    hexgraft("push", str(bundle.path))
+    device.link.cut_after(60_000)
+    device.faults.refuse = True
+    words = ["run", str(bundle.path), "-p", "abc", "--raw", "--max-tokens", "200", "--plain", "--json"]
+    assert hexgraft(*words, "--backend", "device", "--reconnect", "1").code == CONNECTION_LOST
+    assert [file.name for file in caches(device).iterdir()] == ["target"]
+    device.faults.refuse = False
+    server.disconnect(device.serial)
+    server.connect([device.serial])
+    open_phone(device.serial).wait(30)
+    listed = hexgraft("clean", "--dry-run", "--json").json["folders"]
+    assert [entry["folder"] for entry in listed if "/" not in entry["folder"]] == ["caches", "runs"]
+    assert hexgraft("clean").code == 0
+    assert not device.sandbox.path("/data/local/tmp/hexgraft").exists()
 
 
 def test_reconnecting_to_a_phone_that_stays_away(
@@ -67,9 +146,3 @@ def test_reconnecting_to_a_phone_that_stays_away(
     assert result.code == CONNECTION_LOST
     assert "it did not come back" in result.err
     assert result.json["tokens"]
-
-
-def test_reconnect_and_trace_exclude_each_other(hexgraft: Hexgraft, bundle: Bundle, tmp_path: Path) -> None:
-    result = hexgraft(*run_words(bundle, "abc", "--reconnect", "5", "--trace", str(tmp_path / "t")))
-    assert result.code == USAGE
-    assert "--trace cannot record a run that --reconnect mends" in result.err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -320,7 +321,11 @@ def test_what_the_runner_is_started_with(
         assert second.split(";")[0] == folder
         assert second.endswith(";/dsp") or second.endswith(f";{device.sandbox.folder}/dsp")
         assert numbers.split()[0] == numbers.split()[1]
-        assert words == f"--ort {folder}/libonnxruntime.so"
+        assert re.fullmatch(
+            rf"--ort {folder}/libonnxruntime\.so --caches caches "
+            rf"--record runs/\d{{8}}-\d{{6}}-{numbers.split()[0]}\.jsonl",
+            words,
+        )
         assert lock == f"{root}/run.lock"
 
 

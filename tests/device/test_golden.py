@@ -9,7 +9,7 @@ from conversation import GOLDEN, REFUSED, Replay, converse, fake_logits, golden_
 
 from hexgraft.host.logits import NotFinite, topk
 from hexgraft.host.runner.connection import RunnerConnection
-from hexgraft.host.runner.wire import Hello, RunnerLost
+from hexgraft.host.runner.wire import PROTOCOL, Hello, RunnerLost
 from hexgraft.host.session import TopK
 from hexgraft.models.errors import BundleError
 
@@ -62,7 +62,7 @@ def test_refused_messages_are_no_answers_either(name: str) -> None:
 
 def test_hello_is_read() -> None:
     hello = msgspec.msgpack.decode(golden_frames()[1][0], type=Hello)
-    assert hello.protocol == 1
+    assert hello.protocol == PROTOCOL
     assert hello.providers == ["cpu"]
 
 
