@@ -29,6 +29,7 @@ COMMANDS = (
     "inspect",
     "lab",
     "models",
+    "pull-trace",
     "push",
     "replay",
     "run",
@@ -41,7 +42,8 @@ _KEYWORDS = {"import": ("import_bundle", "import_command")}
 
 
 class Commands(click.Group):
-    """A group whose commands are `hexgraft.host.cli.NAME`, each an attribute NAME of its module."""
+    """A group whose commands are `hexgraft.host.cli.NAME`, each an attribute NAME of its module, with `_` for
+    `-`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -49,8 +51,9 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
+        name = cmd_name.replace("-", "_")
         with _ended_by_interrupts():
-            file, attribute = _KEYWORDS.get(cmd_name, (cmd_name, cmd_name))
+            file, attribute = _KEYWORDS.get(cmd_name, (name, name))
             command: click.Command = getattr(import_module(f"hexgraft.host.cli.{file}"), attribute)
         return command
 

@@ -19,7 +19,7 @@ def test_every_command_is_in_the_file_of_its_name(name: str) -> None:
     assert command is not None
     assert command.name == name
     assert command.callback is not None
-    assert command.callback.__module__ == f"hexgraft.host.cli.{name}"
+    assert command.callback.__module__ == f"hexgraft.host.cli.{name.replace('-', '_')}"
 
 
 def test_unknown_commands_are_none() -> None:
