@@ -18,6 +18,7 @@ from hexgraft.models.errors import UsageError
 ORT = "libonnxruntime.so"
 PLUGIN = "libonnxruntime_providers_qnn.so"
 _STUBS = re.compile(r"libQnnHtpV(\d+)(?:Stub|Skel)\.so")
+_BUNDLED = re.compile(r".+-[0-9a-f]{8}\.so[.\d]*")
 _NEEDED = ("libQnnHtp.so", "libQnnSystem.so")
 
 
@@ -96,8 +97,10 @@ def _qnn(target: str, arch: int | None) -> Iterator[Path]:
             f"gather all of one release: hexgraft device sdk --target {target}",
         )
     yield from (folder / name for name in (PLUGIN, *_NEEDED))
-    # A Python wheel keeps libraries of its own, the C++ runtime among them, in a folder beside the package.
+    # A Python wheel keeps libraries of its own, the C++ runtime among them, in a folder beside the package;
+    # `hexgraft device sdk` puts them to the others. A hash in their names tells them apart.
     yield from sorted(folder.parent.glob(f"{folder.name}.libs/*.so*"))
+    yield from sorted(file for file in folder.glob("*.so*") if _BUNDLED.fullmatch(file.name))
     found = [(file, _STUBS.fullmatch(file.name)) for file in sorted(folder.glob("libQnnHtpV*.so"))]
     pair = [file for file, match in found if match and arch in (None, int(match[1]))]
     if arch is not None and len(pair) < 2:

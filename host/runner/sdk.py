@@ -150,6 +150,10 @@ class _Gatherer:
                 if re.fullmatch(r"onnxruntime/capi/libonnxruntime\.so\.[\d.]+", name):
                     self._extract(archive, name, "lib/libonnxruntime.so", path.name)
             self._libraries(archive, "onnxruntime_qnn/", path.name)
+            # The C++ runtime and others that Qualcomm's libraries ask for by these very names.
+            for name in archive.namelist():
+                if re.fullmatch(r"onnxruntime_qnn\.libs/[^/]+\.so[.\d]*", name):
+                    self._extract(archive, name, f"lib/{PurePosixPath(name).name}", path.name)
             self._licences(archive, path.name)
 
     def _libraries(self, archive: zipfile.ZipFile, below: str, source: str) -> None:
