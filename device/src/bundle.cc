@@ -3,10 +3,12 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -18,6 +20,7 @@ using Json = nlohmann::json;
 constexpr int kFormat = 1;
 constexpr std::int64_t kManifestLimit = 16 << 20;
 constexpr const char* kLayout = "key[kv_heads,1,head_dim,C] value[kv_heads,1,C,head_dim] past=C";
+constexpr const char* kVendorLayout = "key[kv_heads,1,head_dim,CL-T] value[kv_heads,1,CL-T,head_dim] past=CL-T";
 constexpr const char* kExport = "make it again with `hexgraft export`, or push it again";
 
 Error bad(const std::string& message) { return Error{"bad_bundle", message, kExport}; }
@@ -131,6 +134,44 @@ bool read_features(const Json& entry, Sizes& sizes) {
   return number.missing.empty();
 }
 
+// One encoding; false where it is none.
+bool read_code(const Json& entry, Code& code) {
+  static const std::map<std::string, std::pair<Type, std::array<int, 2>>> kTypes{
+      {"uint8", {Type::kUint8, {0, 255}}},
+      {"int8", {Type::kInt8, {-128, 127}}},
+      {"uint16", {Type::kUint16, {0, 65535}}},
+      {"int16", {Type::kInt16, {-32768, 32767}}}};
+  if (!entry.is_object()) return false;
+  const Json name = entry.value("dtype", Json()), scale = entry.value("scale", Json());
+  const Json zero = entry.value("zero", Json());
+  const auto type = name.is_string() ? kTypes.find(name.get<std::string>()) : kTypes.end();
+  if (type == kTypes.end() || !scale.is_number() || !zero.is_number_integer()) return false;
+  const auto [low, high] = type->second.second;
+  const auto at = zero.get<std::int64_t>();
+  if (!(scale.get<double>() > 0 && scale.get<double>() < 1e6) || at < low || at > high) return false;
+  code = Code{type->second.first, static_cast<float>(scale.get<double>()), static_cast<std::int32_t>(at)};
+  return code.scale > 0;
+}
+
+// How keys and values are stored; false where that makes no sense in the model's layout.
+bool read_kv(const Json& entry, Sizes& sizes) {
+  const Json layout = entry.value("kv_layout", Json()), type = entry.value("kv_dtype", Json());
+  const Json codes = entry.value("kv_encodings", Json::array());
+  if (!codes.is_array() || (layout != kLayout && layout != kVendorLayout)) return false;
+  if (type == "float32") return codes.empty();
+  if (layout == kLayout || codes.size() != static_cast<std::size_t>(sizes.layers)) return false;
+  for (const Json& code : codes) {
+    KvCode both;
+    if (!code.is_object() || !read_code(code.value("key", Json()), both.key) ||
+        !read_code(code.value("value", Json()), both.value) || code["key"]["dtype"] != type ||
+        code["value"]["dtype"] != type) {
+      return false;
+    }
+    sizes.kv_codes.push_back(both);
+  }
+  return true;
+}
+
 Result<Sizes> read_sizes(const Json& entry, const std::string& where) {
   Numbers number{entry, {}};
   Sizes sizes;
@@ -162,8 +203,7 @@ Result<Sizes> read_sizes(const Json& entry, const std::string& where) {
   }
   if (!number.missing.empty()) return bad(where + ": `" + number.missing + "` is missing or out of range");
   if (sizes.widths.empty()) return bad(where + ": there are no widths");
-  if (sizes.head_dim % 2 != 0 || entry.value("kv_layout", Json()) != kLayout ||
-      entry.value("kv_dtype", Json()) != "float32") {
+  if (sizes.head_dim % 2 != 0 || !read_kv(entry, sizes)) {
     return bad(where + ": the cache layout is not one this runner knows");
   }
   sizes.max_width = sizes.widths.back();
@@ -218,11 +258,48 @@ bool read_htp(const Json& htp, GraphFile& file) {
          file.part < file.parts && mask_fits;
 }
 
+// What a graph in the vendor's layout says of itself; false where that makes no sense.
+bool read_vendor(const Json& vendor, GraphFile& file) {
+  const Json part = vendor.value("part", Json(0)), last = vendor.value("last_logits", Json(false));
+  const Json codes = vendor.value("encodings", Json::object());
+  file.vendor = true;
+  file.parts = vendor.contains("parts") ? count(vendor, "parts") : 1;
+  if (!part.is_number_integer() || !last.is_boolean() || !codes.is_object()) return false;
+  const auto number = part.get<std::int64_t>();
+  if (file.parts < 1 || file.parts > 1024 || number < 0 || number >= file.parts) return false;
+  file.part = static_cast<int>(number);
+  file.border.last_logits = last.get<bool>();
+  const std::map<std::string, Code*> names{{"attention_mask", &file.border.mask},
+                                           {"position_ids_cos", &file.border.cos},
+                                           {"position_ids_sin", &file.border.sin},
+                                           {"logits", &file.border.logits}};
+  return std::all_of(codes.items().begin(), codes.items().end(), [&](const auto& code) {
+    const auto known = names.find(code.key());
+    return known != names.end() && read_code(code.value(), *known->second);
+  });
+}
+
 // Whether a graph is of the build meant; those of the CPU are of none.
 bool is_of(const Json& graph, const BuildName& build) {
   const Json htp = graph.value("htp", Json());
   return !htp.is_object() || ((build.soc.empty() || text(htp, "soc") == build.soc) &&
                               (build.precision.empty() || text(graph, "precision") == build.precision));
+}
+
+// Holds graphs and sizes of the vendor's layout against one another, and notes how many columns it has.
+Status fit_vendor(ModelFiles& files, bool vendor, const std::string& where) {
+  Sizes& sizes = files.sizes;
+  for (const GraphFile& file : files.graphs) {
+    if (file.vendor != vendor) return bad(where + " has a graph of another cache layout");
+    if (!vendor) continue;
+    if (file.width == 0 || file.capacity == 0) return bad(where + " has a graph whose size is not fixed");
+    if (sizes.columns == 0) sizes.columns = file.width + file.capacity;
+    if (file.width + file.capacity != sizes.columns) return bad(where + " has graphs of several context lengths");
+  }
+  const bool plain =
+      sizes.window == 0 && sizes.local_rope.frequencies.empty() && sizes.features == 0 && !sizes.is_head;
+  if (vendor && !plain) return bad(where + ": graphs of this cache layout have no windows, features or heads");
+  return std::nullopt;
 }
 
 Result<GraphFile> read_graph(const Json& graph, const Json& manifest, const std::string& path,
@@ -238,6 +315,10 @@ Result<GraphFile> read_graph(const Json& graph, const Json& manifest, const std:
   if (htp.is_object()) {
     if (!read_htp(htp, file)) return bad(where + ": " + name + " does not say what it was compiled for");
     if (Status problem = check_file(manifest, path, text(htp, "binary"), where)) return *problem;
+  }
+  const Json vendor = graph.value("vendor", Json());
+  if (!vendor.is_null() && !(vendor.is_object() && read_vendor(vendor, file))) {
+    return bad(where + ": " + name + " does not say which part it is, or in what numbers");
   }
   if (file.width < 0 || file.capacity < 0) return bad(where + " has a graph of impossible size");
   return file;
@@ -277,6 +358,8 @@ Result<ModelFiles> read_model(const std::string& path, const std::string& role, 
     return Error{"no_graph", path + " has no " + provider + " graph of the " + role + " model",
                  "export it for this provider, or choose another one"};
   }
+  if (Status problem = fit_vendor(files, entry->value("kv_layout", Json()) == kVendorLayout, where))
+    return *problem;
   return files;
 }
 

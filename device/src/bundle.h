@@ -19,6 +19,8 @@ struct GraphFile {
   int part = 0, parts = 1;
   bool shared = false;    // its context binary serves several graphs
   double mask_value = 0;  // takes the place of the model's unless 0
+  bool vendor = false;    // in the vendor's layout: CL columns whatever the width
+  Border border;          // its quantised inputs and outputs, cache apart
 };
 
 struct ModelFiles {

@@ -1,7 +1,8 @@
-// The K/V cache in the graph's own layout: slots are written, moved and grown here, and nowhere else.
+// The K/V cache in the graphs' own layout: slots are written, moved and grown here, and nowhere else.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -14,17 +15,28 @@ namespace hexgraft {
 // Slots a growing cache adds at a time: short chats do not pay for long attention.
 constexpr int kCacheStep = 256;
 
-// Per layer keys [kv_heads][head_dim][C] (after RoPE) and values [kv_heads][C][head_dim], zero at first: a masked
-// column still takes part in a product with probability 0, so unwritten slots must hold finite numbers.
+// Per layer keys [kv_heads][head_dim][C] (after RoPE) and values [kv_heads][C][head_dim], as the graphs store them,
+// zero at first: a masked column still takes part in a product with probability 0, so unwritten slots must hold
+// finite numbers.
+//
+// In the vendor's layout (sizes.columns > 0) the graph of width T reads CL-T columns. Each width in use has buffers
+// of its own then, all with the same slots, so that a change of width moves nothing.
 class Cache {
  public:
   Cache(const Sizes& sizes, std::shared_ptr<Memory> memory, int capacity);
 
   int capacity() const { return capacity_; }
+  // Columns of the buffers that the graph of a width reads; slots are the first `capacity` of them.
+  int past(int width) const { return columns_ > 0 ? columns_ - width : capacity_; }
   // Changes whenever a buffer's address does; bindings made under another number are stale.
   std::uint64_t epoch() const { return epoch_; }
-  float* keys(int layer) { return keys_[static_cast<std::size_t>(layer)].floats(); }
-  float* values(int layer) { return values_[static_cast<std::size_t>(layer)].floats(); }
+  // Have the buffers that the graph of a width reads.
+  void use(int width);
+  void* keys(int layer, int width) { return view(width).keys[static_cast<std::size_t>(layer)].data(); }
+  void* values(int layer, int width) { return view(width).values[static_cast<std::size_t>(layer)].data(); }
+  // The same of hexgraft's own layout, which has one for all widths.
+  float* keys(int layer) { return static_cast<float*>(keys(layer, 0)); }
+  float* values(int layer) { return static_cast<float*>(values(layer, 0)); }
 
   // Make room for `slots` slots: the next of the sizes' capacities, or whole steps up to the context.
   Status grow(std::int64_t slots);
@@ -36,20 +48,33 @@ class Cache {
   void move(const std::vector<std::int32_t>& source, const std::vector<std::int32_t>& target);
   // Back to `capacity` slots, so that a second text is computed exactly as the first one was.
   void reset(int capacity);
-  // Slots start..start+count-1 of one layer: keys [kv_heads][head_dim][count], values [kv_heads][count][head_dim].
+  // Slots start..start+count-1 of one layer as real numbers: keys [kv_heads][head_dim][count], values
+  // [kv_heads][count][head_dim].
   void save(int layer, int start, int count, float* keys, float* values) const;
   void restore(int layer, int start, int count, const float* keys, const float* values);
 
  private:
+  struct View {
+    std::size_t columns = 0;
+    std::vector<Buffer> keys, values;  // a layer each
+  };
+
+  View& view(int width) { return columns_ > 0 ? views_.at(width) : views_.begin()->second; }
+  View make_view(std::size_t columns) const;
+  // Copy the first `count` slots of one view to another.
+  void copy_slots(const View& from, View& to, std::size_t count) const;
+  const KvCode& code(std::size_t layer) const { return codes_.empty() ? float_ : codes_[layer]; }
   std::size_t key_rows() const { return kv_heads_ * head_dim_; }
-  std::size_t layer_floats(int capacity) const { return key_rows() * static_cast<std::size_t>(capacity); }
 
   std::shared_ptr<Memory> memory_;
-  std::size_t kv_heads_, head_dim_;
+  std::size_t layers_, kv_heads_, head_dim_;
   std::vector<int> capacities_;
-  int context_, capacity_;
+  int columns_, context_, capacity_;
+  std::vector<KvCode> codes_;  // a layer each, empty where all is float32
+  KvCode float_;
+  std::size_t bytes_;  // of one stored number
   std::uint64_t epoch_ = 1;
-  std::vector<Buffer> keys_, values_;
+  std::map<int, View> views_;  // by width; one at 0 in hexgraft's own layout
 };
 
 }  // namespace hexgraft

@@ -33,6 +33,7 @@ class Buffer {
   float* floats() { return static_cast<float*>(data_); }
   const float* floats() const { return static_cast<const float*>(data_); }
   void* data() { return data_; }
+  const void* data() const { return data_; }
   std::size_t count() const { return count_; }
 
  private:

@@ -36,6 +36,10 @@ Model::Model(const Sizes& sizes, std::shared_ptr<Memory> memory, int capacity, s
 
 int Model::pad(int count) const {
   if (sizes_.widths.empty()) return count;
+  // Graphs that give the logits of one row alone serve only what no other does.
+  for (const int width : sizes_.widths) {
+    if (width >= count && !sizes_.border(width).last_logits) return width;
+  }
   return *std::lower_bound(sizes_.widths.begin(), sizes_.widths.end(), count);
 }
 
@@ -51,11 +55,12 @@ Result<PassTimes> Model::forward(const std::vector<std::int32_t>& tokens,
   std::int64_t slots = visible.prefix;
   for (const std::int32_t slot : visible.slots) slots = std::max<std::int64_t>(slots, std::int64_t{slot} + 1);
   if (Status problem = cache_.grow(slots)) return *problem;
-  const int width = pad(count);
-  pass_.resize(width, cache_.capacity());
-  row_positions_ = positions;
-  row_positions_.resize(static_cast<std::size_t>(width), positions.front());
-  pass_.fill(width, cache_.capacity(), tokens, row_positions_, slot_positions_, visible);
+  const int width = pad(count), past = cache_.past(width);
+  cache_.use(width);
+  pass_.resize(width, past);
+  row_positions_.assign(static_cast<std::size_t>(width), positions.front());
+  std::copy(positions.begin(), positions.end(), row_positions_.begin() + sizes_.first_row(width, count));
+  pass_.fill(width, past, tokens, row_positions_, slot_positions_, visible);
   pass_.fill_states(width, states);
   Result<double> seconds = graphs_->run(width, cache_, pass_);
   if (!seconds) return seconds.error();
@@ -78,9 +83,11 @@ Status Model::store(const std::vector<std::int32_t>& rows, const std::vector<std
   if (sorted.empty()) return std::nullopt;
   if (sorted.front() < 0) return refuse("a store names a negative slot");
   if (Status problem = cache_.grow(std::int64_t{sorted.back()} + 1)) return problem;
-  cache_.store(pass_.keys, pass_.values, width_, rows, slots);
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    slot_positions_[static_cast<std::size_t>(slots[i])] = row_positions_[static_cast<std::size_t>(rows[i])];
+  std::vector<std::int32_t> places = rows;
+  for (std::int32_t& place : places) place += sizes_.first_row(width_, staged_);
+  cache_.store(pass_.keys, pass_.values, width_, places, slots);
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    slot_positions_[static_cast<std::size_t>(slots[i])] = row_positions_[static_cast<std::size_t>(places[i])];
   }
   return std::nullopt;
 }
@@ -131,9 +138,7 @@ Status Model::restore(int layer, int start, int count, const float* keys, const 
   return std::nullopt;
 }
 
-const float* Model::logits(int row) const {
-  return pass_.logits.floats() + static_cast<std::size_t>(row) * static_cast<std::size_t>(sizes_.logits);
-}
+const float* Model::logits(int row) const { return pass_.logits_row(width_, row); }
 
 const float* Model::hidden(int row) const {
   return pass_.hidden.floats() + static_cast<std::size_t>(row) * static_cast<std::size_t>(sizes_.features);

@@ -41,7 +41,9 @@ class Model {
   Status save(int layer, int start, int count, float* keys, float* values) const;
   Status restore(int layer, int start, int count, const float* keys, const float* values);
 
-  // One row of the last pass; `row` below staged().
+  // Whether the last pass has the logits of a row: graphs may give those of their last row alone.
+  bool gives_logits(int row) const { return row == staged_ - 1 || !sizes_.border(width_).last_logits; }
+  // One row of the last pass; `row` below staged(). Logits are valid until the next row's.
   const float* logits(int row) const;
   const float* hidden(int row) const;
 

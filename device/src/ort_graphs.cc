@@ -19,6 +19,26 @@ std::string layer_name(const char* kind, int layer, const char* side) {
   return std::string("past_") + kind + "_" + std::to_string(layer) + "_" + side;
 }
 
+ONNXTensorElementDataType element(Type type) {
+  switch (type) {
+    case Type::kUint8: return ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8;
+    case Type::kInt8: return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8;
+    case Type::kUint16: return ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT16;
+    case Type::kInt16: return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT16;
+    default: return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+  }
+}
+
+// What an input of the contract must be, by its name.
+ONNXTensorElementDataType input_type(const Sizes& sizes, const Border& border, const std::string& name) {
+  if (name == "input_ids") return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32;
+  if (name == "attention_mask") return element(border.mask.type);
+  if (name == "position_ids_cos") return element(border.cos.type);
+  if (name == "position_ids_sin") return element(border.sin.type);
+  const bool quantised = name.rfind("past_", 0) == 0 && !sizes.kv_codes.empty();
+  return element(quantised ? sizes.kv_codes.front().key.type : Type::kFloat);
+}
+
 std::size_t volume(const Shape& shape) {
   std::size_t count = 1;
   for (const std::int64_t size : shape) count *= static_cast<std::size_t>(size);
@@ -36,13 +56,14 @@ OrtGraphs::OrtGraphs(const Sizes& sizes, std::string provider, int threads, Chai
 
 Status OrtGraphs::check() const {
   for (const auto& entry : chains_) {
-    if (Status problem = check_chain(entry.second)) return problem;
+    if (Status problem = check_chain(entry.first.first, entry.second)) return problem;
   }
   return std::nullopt;
 }
 
 // All parts together take the contract's inputs and give its outputs; what else one gives, a later one takes.
-Status OrtGraphs::check_chain(const Chain& chain) const {
+Status OrtGraphs::check_chain(int width, const Chain& chain) const {
+  const Border border = sizes_.border(width);
   std::set<std::string> wanted_in{"input_ids", "attention_mask", "position_ids_cos", "position_ids_sin"};
   if (sizes_.window > 0) wanted_in.insert("attention_mask_local");
   if (!sizes_.local_rope.frequencies.empty()) {
@@ -61,13 +82,13 @@ Status OrtGraphs::check_chain(const Chain& chain) const {
   for (const Ort::Session& part : chain) {
     const std::vector<std::string> inputs = part.GetInputNames();
     for (std::size_t i = 0; i < inputs.size(); ++i) {
-      const auto wanted =
-          inputs[i] == "input_ids" ? ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32 : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+      if (given.count(inputs[i]) > 0) continue;  // from a part before, in whatever numbers that gives
+      const ONNXTensorElementDataType wanted = input_type(sizes_, border, inputs[i]);
       if (part.GetInputTypeInfo(i).GetTensorTypeAndShapeInfo().GetElementType() != wanted) {
         return Error{"bad_graph", "the graph's input " + inputs[i] + " has a number type this runner does not feed",
-                     "export it again with float32 inputs and outputs"};
+                     "export it again"};
       }
-      if (given.count(inputs[i]) == 0) taken.insert(inputs[i]);
+      taken.insert(inputs[i]);
     }
     for (const std::string& output : part.GetOutputNames()) given.insert(output);
   }
@@ -84,32 +105,35 @@ OrtGraphs::Chain& OrtGraphs::chain(int width, int capacity) {
 }
 
 OrtGraphs::Tensors OrtGraphs::tensors(int width, Cache& cache, Pass& pass) const {
-  const std::int64_t t = width, c = cache.capacity(), heads = sizes_.kv_heads, dim = sizes_.head_dim;
+  const std::int64_t t = width, c = cache.past(width), heads = sizes_.kv_heads, dim = sizes_.head_dim;
+  const Border border = sizes_.border(width);
+  const Type kv = sizes_.kv_codes.empty() ? Type::kFloat : sizes_.kv_codes.front().key.type;
   Tensors made;
-  const auto add = [&](const std::string& name, float* data, const Shape& shape) {
-    made.emplace(name, Ort::Value::CreateTensor<float>(memory_, data, volume(shape), shape.data(), shape.size()));
+  const auto add = [&](const std::string& name, void* data, const Shape& shape, Type type = Type::kFloat) {
+    made.emplace(name, Ort::Value::CreateTensor(memory_, data, volume(shape) * bytes_of(type), shape.data(),
+                                                shape.size(), element(type)));
   };
   const Shape ids{1, t};
   auto* tokens = static_cast<std::int32_t*>(pass.ids.data());
   made.emplace("input_ids", Ort::Value::CreateTensor<std::int32_t>(memory_, tokens, volume(ids), ids.data(), 2));
-  add("attention_mask", pass.mask.floats(), {1, 1, t, c + t});
-  add("position_ids_cos", pass.cos.floats(), {1, 1, t, dim / 2});
-  add("position_ids_sin", pass.sin.floats(), {1, 1, t, dim / 2});
+  add("attention_mask", pass.mask_data(width), {1, 1, t, c + t}, border.mask.type);
+  add("position_ids_cos", pass.cos_data(width), {1, 1, t, dim / 2}, border.cos.type);
+  add("position_ids_sin", pass.sin_data(width), {1, 1, t, dim / 2}, border.sin.type);
   if (sizes_.window > 0) add("attention_mask_local", pass.mask_local.floats(), {1, 1, t, c + t});
   if (!sizes_.local_rope.frequencies.empty()) {
     add("position_ids_cos_local", pass.cos_local.floats(), {1, 1, t, dim / 2});
     add("position_ids_sin_local", pass.sin_local.floats(), {1, 1, t, dim / 2});
   }
-  add("logits", pass.logits.floats(), {1, t, sizes_.logits});
+  add("logits", pass.logits_data(width), {1, border.last_logits ? 1 : t, sizes_.logits}, border.logits.type);
   if (sizes_.features > 0) add("hidden", pass.hidden.floats(), {1, t, sizes_.features});
   if (sizes_.is_head) add("hidden_in", pass.hidden_in.floats(), {1, t, sizes_.hidden});
   if (sizes_.features_in > 0) add("features", pass.features_in.floats(), {1, t, sizes_.features_in});
   for (int i = 0; i < sizes_.layers; ++i) {
     const auto at = static_cast<std::size_t>(i);
-    add(layer_name("key", i, "in"), cache.keys(i), {heads, 1, dim, c});
-    add(layer_name("value", i, "in"), cache.values(i), {heads, 1, c, dim});
-    add(layer_name("key", i, "out"), pass.keys[at].floats(), {heads, 1, dim, t});
-    add(layer_name("value", i, "out"), pass.values[at].floats(), {heads, 1, t, dim});
+    add(layer_name("key", i, "in"), cache.keys(i, width), {heads, 1, dim, c}, kv);
+    add(layer_name("value", i, "in"), cache.values(i, width), {heads, 1, c, dim}, kv);
+    add(layer_name("key", i, "out"), pass.keys[at].data(), {heads, 1, dim, t}, kv);
+    add(layer_name("value", i, "out"), pass.values[at].data(), {heads, 1, t, dim}, kv);
   }
   return made;
 }
@@ -124,8 +148,10 @@ std::vector<Ort::IoBinding> OrtGraphs::bind(Chain& chain, int width, Cache& cach
     const std::vector<std::string> outputs = part.GetOutputNames();
     for (std::size_t i = 0; i < outputs.size(); ++i) {
       if (known.count(outputs[i]) == 0) {  // passes between parts; the bindings keep it alive
-        const Shape shape = part.GetOutputTypeInfo(i).GetTensorTypeAndShapeInfo().GetShape();
-        known.emplace(outputs[i], Ort::Value::CreateTensor<float>(allocator, shape.data(), shape.size()));
+        const auto info = part.GetOutputTypeInfo(i);
+        const Shape shape = info.GetTensorTypeAndShapeInfo().GetShape();
+        const ONNXTensorElementDataType type = info.GetTensorTypeAndShapeInfo().GetElementType();
+        known.emplace(outputs[i], Ort::Value::CreateTensor(allocator, shape.data(), shape.size(), type));
       }
       binding.BindOutput(outputs[i].c_str(), known.at(outputs[i]));
     }
@@ -165,7 +191,7 @@ Result<double> OrtGraphs::run(int width, Cache& cache, Pass& pass) {
       set_power(performance_);
       resting_ = false;
     }
-    Chain& parts = chain(width, cache.capacity());
+    Chain& parts = chain(width, cache.past(width));
     auto binding = bindings_.find(width);
     if (binding == bindings_.end()) binding = bindings_.emplace(width, bind(parts, width, cache, pass)).first;
     const Ort::RunOptions options;

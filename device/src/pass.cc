@@ -36,6 +36,8 @@ void Pass::resize(int width, int capacity) {
   ++epoch_;
   mask = Buffer(memory_, w * (c + w));
   mask_local = Buffer(memory_, sizes_.window > 0 ? w * (c + w) : 0);
+  const bool stored = !sizes_.borders.empty();
+  stored_mask_ = Buffer(memory_, stored ? w * (c + w) : 0);
   if (width > width_) {
     const std::size_t half = at(sizes_.head_dim) / 2, row = at(sizes_.kv_heads) * at(sizes_.head_dim);
     ids = Buffer(memory_, w);
@@ -47,10 +49,14 @@ void Pass::resize(int width, int capacity) {
     hidden = Buffer(memory_, w * at(sizes_.features));
     features_in = Buffer(memory_, w * at(sizes_.features_in));
     hidden_in = Buffer(memory_, sizes_.is_head ? w * at(sizes_.hidden) : 0);
+    stored_cos_ = Buffer(memory_, stored ? w * half : 0);
+    stored_sin_ = Buffer(memory_, stored ? w * half : 0);
+    stored_logits_ = Buffer(memory_, stored ? w * at(sizes_.logits) : 0);
+    const Type type = sizes_.kv_codes.empty() ? Type::kFloat : sizes_.kv_codes.front().key.type;
     std::vector<Buffer> new_keys, new_values;
     for (int i = 0; i < sizes_.layers; ++i) {
-      new_keys.emplace_back(memory_, row * w);
-      new_values.emplace_back(memory_, row * w);
+      new_keys.emplace_back(memory_, (row * w * bytes_of(type) + 3) / 4);
+      new_values.emplace_back(memory_, (row * w * bytes_of(type) + 3) / 4);
     }
     keys = std::move(new_keys);
     values = std::move(new_values);
@@ -62,15 +68,33 @@ void Pass::resize(int width, int capacity) {
 void Pass::fill(int width, int capacity, const std::vector<std::int32_t>& tokens,
                 const std::vector<std::int32_t>& rows, const std::vector<std::int32_t>& slots,
                 const Visibility& visible) {
-  const int count = static_cast<int>(tokens.size());
+  const int count = static_cast<int>(tokens.size()), first = sizes_.first_row(width, count);
   auto* id = static_cast<std::int32_t*>(ids.data());
   for (int row = 0; row < width; ++row) {
-    id[row] = row < count ? tokens[at(row)] : 0;
+    id[row] = row >= first && row < first + count ? tokens[at(row - first)] : 0;
     fill_rope(sizes_.rope, row, rows[at(row)], cos, sin);
     fill_rope(sizes_.local_rope, row, rows[at(row)], cos_local, sin_local);
   }
   fill_mask(width, capacity, count, visible);
   if (sizes_.window > 0) fill_local_mask(width, capacity, rows, slots);
+  if (sizes_.borders.empty()) return;
+  const Border border = sizes_.border(width);
+  const std::size_t half = sizes_.rope.frequencies.size();
+  if (border.mask.type != Type::kFloat) {
+    to_stored(mask.floats(), at(width) * at(capacity + width), border.mask, stored_mask_.data());
+  }
+  if (border.cos.type != Type::kFloat) to_stored(cos.floats(), at(width) * half, border.cos, stored_cos_.data());
+  if (border.sin.type != Type::kFloat) to_stored(sin.floats(), at(width) * half, border.sin, stored_sin_.data());
+}
+
+const float* Pass::logits_row(int width, int row) const {
+  const Border border = sizes_.border(width);
+  const std::size_t count = at(sizes_.logits), start = border.last_logits ? 0 : at(row) * count;
+  if (border.logits.type == Type::kFloat) return logits.floats() + start;
+  real_row_.resize(count);
+  const auto* stored = static_cast<const unsigned char*>(stored_logits_.data());
+  to_real(stored + start * bytes_of(border.logits.type), count, border.logits, real_row_.data());
+  return real_row_.data();
 }
 
 void Pass::fill_states(int width, const States& states) {
@@ -100,12 +124,14 @@ void Pass::fill_local_mask(int width, int capacity, const std::vector<std::int32
 void Pass::fill_mask(int width, int capacity, int count, const Visibility& visible) {
   const std::size_t columns = at(capacity) + at(width);
   const std::size_t row_bytes = (at(count) + 7) / 8, seen_bytes = (visible.slots.size() + 7) / 8;
+  const int first = sizes_.first_row(width, count);
   std::fill(mask.floats(), mask.floats() + at(width) * columns, sizes_.mask_value);
-  for (int row = 0; row < width; ++row) {
-    float* line = mask.floats() + at(row) * columns;
-    float* own = line + capacity;
-    own[row] = 0;
-    if (row >= count) continue;
+  for (int place = 0; place < width; ++place) {
+    const int row = place - first;
+    float* line = mask.floats() + at(place) * columns;
+    float* own = line + capacity + first;
+    line[capacity + place] = 0;
+    if (row < 0 || row >= count) continue;
     std::fill(line, line + visible.prefix, 0.0F);
     for (std::size_t i = 0; i < visible.slots.size(); ++i) {
       const bool sees = bit(visible.seen, seen_bytes, row, static_cast<int>(i));

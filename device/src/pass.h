@@ -38,16 +38,27 @@ class Pass {
             const std::vector<std::int32_t>& slots, const Visibility& visible);
   // Write a draft head's further inputs; rows beyond those of `states` are zero.
   void fill_states(int width, const States& states);
+  // One row of logits as real numbers, valid until the next call.
+  const float* logits_row(int width, int row) const;
   // Changes whenever a buffer's address does.
   std::uint64_t epoch() const { return epoch_; }
+
+  // What a graph of a width reads and writes: these buffers themselves, or those beside them in its own numbers.
+  void* mask_data(int width) { return data(sizes_.border(width).mask, mask, stored_mask_); }
+  void* cos_data(int width) { return data(sizes_.border(width).cos, cos, stored_cos_); }
+  void* sin_data(int width) { return data(sizes_.border(width).sin, sin, stored_sin_); }
+  void* logits_data(int width) { return data(sizes_.border(width).logits, logits, stored_logits_); }
 
   Buffer ids, mask, cos, sin;               // [T] int32, [T][C+T], [T][head_dim/2] twice
   Buffer mask_local, cos_local, sin_local;  // the same for layers with a window
   Buffer logits, hidden;                    // [T][sizes.logits], [T][sizes.features]
   Buffer features_in, hidden_in;            // [T][sizes.features_in], [T][d]: of draft heads
-  std::vector<Buffer> keys, values;         // per layer [kv_heads][head_dim][T], [kv_heads][T][head_dim]
+  std::vector<Buffer> keys, values;         // per layer [kv_heads][head_dim][T], [kv_heads][T][head_dim], as stored
 
  private:
+  static void* data(const Code& code, Buffer& real, Buffer& stored) {
+    return code.type == Type::kFloat ? real.data() : stored.data();
+  }
   void fill_mask(int width, int capacity, int count, const Visibility& visible);
   void fill_local_mask(int width, int capacity, const std::vector<std::int32_t>& rows,
                        const std::vector<std::int32_t>& slots);
@@ -56,6 +67,9 @@ class Pass {
   std::shared_ptr<Memory> memory_;
   int width_ = 0, capacity_ = 0;
   std::uint64_t epoch_ = 1;
+  // In the numbers of the graphs, two bytes each at most; empty where all is float32.
+  Buffer stored_mask_, stored_cos_, stored_sin_, stored_logits_;
+  mutable std::vector<float> real_row_;
 };
 
 }  // namespace hexgraft

@@ -92,24 +92,46 @@ class GraphLoader {
   // The symbolic file in one session, so that the weights are in memory once.
   Result<std::unique_ptr<Model>> load_cpu() {
     const GraphFile& file = files_.graphs.front();
+    if (file.vendor) return load_static_cpu();
     if (file.width != 0 || file.capacity != 0) {
       return Error{"bad_graph", "the cpu graph has a fixed size", "export it with symbolic width and capacity"};
     }
     files_.sizes.widths = request_.widths;
     if (!request_.widths.empty()) files_.sizes.max_width = request_.widths.back();
     const int threads = use_cores();
-    Ort::SessionOptions options;
-    options.SetIntraOpNumThreads(threads);
-    options.SetInterOpNumThreads(1);
-    // Between passes the cores belong to the host and to the other model.
-    options.AddConfigEntry("session.force_spinning_stop", "1");
-    options.SetLogSeverityLevel(3);
+    const Ort::SessionOptions options = cpu_options(threads);
     OrtGraphs::Chains chains;
     chains[{0, 0}].emplace_back(env_, file.path.c_str(), options);
     // Whole: as a device has it that can only grow through the capacities it has graphs of.
     if (!request_.whole) files_.sizes.capacities.clear();
     const int first = request_.whole ? files_.sizes.capacities.front() : std::min(kCacheStep, files_.sizes.context);
     return finish(std::move(chains), threads, first, plain_memory());
+  }
+
+  static Ort::SessionOptions cpu_options(int threads) {
+    Ort::SessionOptions options;
+    options.SetIntraOpNumThreads(threads);
+    options.SetInterOpNumThreads(1);
+    // Between passes the cores belong to the host and to the other model.
+    options.AddConfigEntry("session.force_spinning_stop", "1");
+    options.SetLogSeverityLevel(3);
+    return options;
+  }
+
+  // Graphs in the vendor's layout, which are static wherever they run: one session per width and part.
+  Result<std::unique_ptr<Model>> load_static_cpu() {
+    if (Status problem = choose_sizes()) return *problem;
+    const int threads = use_cores();
+    const Ort::SessionOptions options = cpu_options(threads);
+    return finish(load_chains(options), threads, files_.sizes.context, plain_memory());
+  }
+
+  OrtGraphs::Chains load_chains(const Ort::SessionOptions& options) {
+    OrtGraphs::Chains chains;
+    for (const GraphFile& file : files_.graphs) {
+      chains[{file.width, file.capacity}].emplace_back(env_, file.path.c_str(), options);
+    }
+    return chains;
   }
 
   // Static graphs, one session per width, capacity and part, no node of them on the CPU.
@@ -125,10 +147,7 @@ class GraphLoader {
     options.AddConfigEntry("session.disable_cpu_ep_fallback", "1");
     if (first.shared) options.AddConfigEntry("ep.share_ep_contexts", "1");
     if (Status problem = append_qnn(options)) return *problem;
-    OrtGraphs::Chains chains;
-    for (const GraphFile& file : files_.graphs) {
-      chains[{file.width, file.capacity}].emplace_back(env_, file.path.c_str(), options);
-    }
+    OrtGraphs::Chains chains = load_chains(options);
     std::shared_ptr<Memory> memory = shared_or_plain(chains.begin()->second.front());
     return finish(std::move(chains), threads, files_.sizes.capacities.front(), std::move(memory));
   }
@@ -189,7 +208,8 @@ class GraphLoader {
     });
     const std::vector<int>& asked = request_.widths;
     for (const GraphFile& file : files_.graphs) {
-      if (file.width == 0 || file.capacity == 0 || file.capacity > files_.sizes.context) {
+      const bool fits = file.vendor || file.capacity <= files_.sizes.context;
+      if (file.width == 0 || file.capacity == 0 || !fits) {
         return Error{"bad_graph", "an htp graph needs a fixed width, and a capacity within the context",
                      "export it again"};
       }
@@ -204,7 +224,8 @@ class GraphLoader {
     const bool whole = std::all_of(kept.begin(), kept.end(), [&](const GraphFile& file) {
       return parts[{file.width, file.capacity}] == file.parts;
     });
-    if (parts.size() != widths.size() * capacities.size()) {
+    const bool vendor = files_.sizes.columns > 0;
+    if (!vendor && parts.size() != widths.size() * capacities.size()) {
       return Error{"bad_graph", "not every width has an htp graph for each capacity", "export it again"};
     }
     files_.sizes.widths.assign(widths.begin(), widths.end());
@@ -214,8 +235,24 @@ class GraphLoader {
     files_.graphs = std::move(kept);
     files_.sizes.max_width = files_.sizes.widths.back();
     files_.sizes.capacities.assign(capacities.begin(), capacities.end());
+    if (vendor) {  // as many slots as every width can address
+      files_.sizes.capacities = {*capacities.begin()};
+      for (const GraphFile& file : files_.graphs) merge(file.border, files_.sizes.borders[file.width]);
+    }
     files_.sizes.context = files_.sizes.capacities.back();
     return std::nullopt;
+  }
+
+  // What the parts of one width say together.
+  static void merge(const Border& from, Border& to) {
+    const auto take = [](const Code& code, Code& into) {
+      if (code.type != Type::kFloat) into = code;
+    };
+    take(from.mask, to.mask);
+    take(from.cos, to.cos);
+    take(from.sin, to.sin);
+    take(from.logits, to.logits);
+    to.last_logits = to.last_logits || from.last_logits;
   }
 
   Status append_qnn(Ort::SessionOptions& options) {

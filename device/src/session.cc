@@ -19,6 +19,7 @@ namespace {
 constexpr std::size_t kHistory = 256;
 constexpr std::size_t kMostOperations = 4096;
 constexpr std::size_t kMostModels = 16;
+constexpr const char* kLastRow = "graphs of this width give the logits of the last row alone";
 constexpr std::size_t kAnswerReserve = std::size_t{1} << 20;  // kept free for everything that is not bulk data
 
 Json error_map(const Error& error, int operation) {
@@ -278,6 +279,7 @@ Session::Answer Session::rows(Fields& fields, const std::string& name) {
   if (want == "hidden") return hidden_rows(fields, model);
   if (want != "logits") fields.refuse("`want` must be `topk`, `logits` or `hidden`");
   const int row = static_cast<int>(fields.integer("row", 0, model.staged() - 1));
+  if (!model.gives_logits(row)) fields.refuse(kLastRow);
   if (Status problem = fields.status()) return *problem;
   const auto count = static_cast<std::size_t>(model.sizes().logits);
   if (Status problem = reserve(count * sizeof(float))) return *problem;
@@ -303,6 +305,9 @@ Session::Answer Session::top_rows(Fields& fields, Model& model) {
   const auto k = static_cast<std::size_t>(fields.integer("k", 1, model.sizes().logits));
   const std::vector<std::int32_t> chosen = chosen_rows(fields, model);
   const bool log_sum = fields.boolean("log_sum");
+  for (const int row : chosen) {
+    if (!model.gives_logits(row)) fields.refuse(kLastRow);
+  }
   if (Status problem = fields.status()) return *problem;
   if (Status problem = reserve(chosen.size() * (8 * k + 8))) return *problem;
   std::vector<std::int32_t> ids(chosen.size() * k);

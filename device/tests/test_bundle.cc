@@ -69,6 +69,61 @@ Json with(const std::string& pointer, const Json& value) {
   return changed;
 }
 
+// Keys and values in uint8, the mask in uint16, two parts over 64 columns.
+Json vendor_manifest() {
+  Json made = manifest();
+  Json& target = made["target"];
+  const Json code{{"dtype", "uint8"}, {"scale", 0.02}, {"zero", 128}};
+  target["kv_layout"] = "key[kv_heads,1,head_dim,CL-T] value[kv_heads,1,CL-T,head_dim] past=CL-T";
+  target["kv_dtype"] = "uint8";
+  target["kv_encodings"] = {{{"key", code}, {"value", code}}, {{"key", code}, {"value", code}}};
+  target["context"] = 56;
+  target.erase("features");
+  target["graphs"] = Json::array();
+  for (const int part : {0, 1}) {
+    const Json mask{{"attention_mask", {{"dtype", "uint16"}, {"scale", 0.001}, {"zero", 65535}}}};
+    target["graphs"].push_back({{"file", "target/model.onnx"},
+                                {"provider", "cpu"},
+                                {"width", 8},
+                                {"capacity", 56},
+                                {"vendor", {{"part", part}, {"parts", 2}, {"encodings", mask}}}});
+  }
+  return made;
+}
+
+void vendor_layout(const Folder& folder) {
+  CHECK(code(folder, vendor_manifest()).empty());
+  const ModelFiles files = *read_model(folder.path, "target", "cpu");
+  CHECK(files.sizes.columns == 64 && files.sizes.kv_codes.size() == 2);
+  CHECK(files.sizes.kv_codes[1].value.type == Type::kUint8 && files.sizes.kv_codes[1].value.zero == 128);
+  CHECK(files.graphs[1].part == 1 && files.graphs[1].parts == 2 && !files.graphs[1].border.last_logits);
+  CHECK(files.graphs[0].border.mask.type == Type::kUint16 && files.graphs[0].border.mask.zero == 65535);
+  CHECK(files.graphs[0].border.logits.type == Type::kFloat);
+  const auto refused = [&](const char* pointer, const Json& value) {
+    Json changed = vendor_manifest();
+    changed[Json::json_pointer(pointer)] = value;
+    CHECK(code(folder, changed) == "bad_bundle");
+  };
+  refused("/target/kv_dtype", "uint16");
+  refused("/target/kv_dtype", "float32");
+  refused("/target/kv_encodings/0/key/scale", 0);
+  refused("/target/kv_encodings/0/key/zero", 256);
+  refused("/target/kv_encodings/0/value/dtype", "int8");
+  refused("/target/kv_encodings/0", 3);
+  refused("/target/kv_encodings", Json::array());
+  refused("/target/graphs/1/capacity", 57);
+  refused("/target/graphs/1/capacity", nullptr);
+  refused("/target/graphs/1/vendor", nullptr);
+  refused("/target/graphs/1/vendor", "x");
+  refused("/target/graphs/1/vendor/part", 2);
+  refused("/target/graphs/1/vendor/last_logits", 1);
+  refused("/target/graphs/1/vendor/encodings/attention_mask/dtype", "float16");
+  refused("/target/graphs/1/vendor/encodings/past_key_0_in",
+          vendor_manifest()["target"]["graphs"][0]["vendor"]["encodings"]["attention_mask"]);
+  refused("/target/window", 16);
+  refused("/target/kv_layout", manifest()["target"]["kv_layout"]);
+}
+
 }  // namespace
 
 int main() {
@@ -122,6 +177,7 @@ int main() {
     if (std::string(name) == "other.onnx") escaping["files"].erase(name);
     CHECK(code(folder, escaping) == "bad_bundle");
   }
+  vendor_layout(folder);
   const Json htp{
       {"soc", "SM8650"}, {"soc_model", 57}, {"arch", 75}, {"qairt", "2.51.0"},  {"binary", "target/model.onnx"},
       {"vtcm_mb", 8},    {"part", 1},       {"parts", 2}, {"mask_value", -60.5}};

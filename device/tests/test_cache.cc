@@ -137,9 +137,76 @@ void save_and_restore() {
   CHECK(other.values(0)[(1 * 512 + 4) * 4 + 2] == -((1 * 256 + 4) * 4 + 2));
 }
 
+// Rounding, clipping and back, against numbers worked out by hand.
+void codes() {
+  const Code code{Type::kUint8, 0.5F, 10};
+  const float reals[] = {0, 0.24F, 0.25F, 0.75F, -5, -100, 200};
+  std::uint8_t stored[7];
+  to_stored(reals, 7, code, stored);
+  const std::uint8_t wanted[] = {10, 10, 10, 12, 0, 0, 255};  // ties to even
+  for (int i = 0; i < 7; ++i) CHECK(stored[i] == wanted[i]);
+  float back[7];
+  to_real(stored, 7, code, back);
+  CHECK(back[0] == 0 && back[3] == 1 && back[4] == -5 && back[6] == 122.5F);
+  const Code wide{Type::kInt16, 0.001F, -7};
+  std::int16_t numbers[2];
+  fill_zero(numbers, 2, wide);
+  CHECK(numbers[0] == -7 && numbers[1] == -7);
+  to_real(numbers, 2, wide, back);
+  CHECK(back[0] == 0);
+}
+
+// The vendor's layout: buffers of each width, with one set of slots.
+void widths_share_slots() {
+  Sizes s = sizes();
+  s.columns = 40;
+  s.context = 24;
+  s.widths = {1, 8, 16};
+  s.kv_codes.assign(2, {{Type::kUint8, 0.5F, 100}, {Type::kUint8, 0.25F, 7}});
+  Cache cache(s, plain_memory(), 24);
+  CHECK(cache.past(1) == 39 && cache.past(16) == 24);
+  const auto key = [&](int width, int row, int slot) {
+    return static_cast<std::uint8_t*>(cache.keys(1, width))[row * cache.past(width) + slot];
+  };
+  const auto value = [&](int width, int head, int slot, int d) {
+    return static_cast<std::uint8_t*>(cache.values(1, width))[(head * cache.past(width) + slot) * s.head_dim + d];
+  };
+  CHECK(key(1, 11, 38) == 100 && value(1, 2, 38, 3) == 7);
+  std::vector<Buffer> keys, values;
+  for (int i = 0; i < s.layers; ++i) {
+    for (auto* buffers : {&keys, &values}) {
+      buffers->emplace_back(plain_memory(), 12 * 8 / 4);
+      auto* bytes = static_cast<std::uint8_t*>(buffers->back().data());
+      for (int j = 0; j < 12 * 8; ++j) bytes[j] = static_cast<std::uint8_t>(j + i);
+    }
+  }
+  const auto before = cache.epoch();
+  cache.store(keys, values, 8, {5, 7}, {20, 3});
+  cache.use(16);
+  CHECK(cache.epoch() != before);
+  cache.store(keys, values, 8, {1}, {21});
+  for (const int width : {1, 16}) {
+    CHECK(key(width, 4, 20) == 4 * 8 + 5 + 1 && key(width, 4, 3) == 4 * 8 + 7 + 1 &&
+          key(width, 4, 21) == 4 * 8 + 1 + 1);
+    CHECK(value(width, 2, 3, 1) == (2 * 8 + 7) * 4 + 1 + 1 && key(width, 4, 0) == 100);
+  }
+  cache.move({20, 21}, {4, 5});
+  CHECK(key(1, 4, 4) == key(16, 4, 20) && value(16, 2, 5, 1) == value(1, 2, 21, 1));
+  std::vector<float> saved(12 * 6), rows(12 * 6), again(12 * 6);
+  cache.save(1, 0, 6, saved.data(), rows.data());
+  CHECK(saved[4 * 6 + 3] == (4 * 8 + 8 - 100) * 0.5F && saved[0] == 0);
+  cache.restore(0, 0, 6, saved.data(), rows.data());
+  cache.save(0, 0, 6, again.data(), rows.data());
+  CHECK(saved == again);
+  const Status beyond = cache.grow(25);
+  CHECK(beyond && beyond->code == "out_of_range");
+}
+
 }  // namespace
 
 int main() {
+  codes();
+  widths_share_slots();
   random_stores_and_moves();
   growth_in_steps_and_back();
   growth_through_capacities();

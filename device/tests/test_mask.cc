@@ -125,9 +125,44 @@ void windows() {
   }
 }
 
+// Graphs that give the logits of their last row alone: rows at the end, pads before them; and a quantised border.
+void rows_at_the_end() {
+  Sizes s = sizes();
+  s.logits = 11;
+  const Code mask{Type::kUint8, 0.25F, 200}, turn{Type::kUint16, 0.0001F, 32768};
+  s.borders[6] = Border{mask, turn, turn, {Type::kUint8, 2.0F, 5}, true};
+  Pass pass(s, plain_memory());
+  pass.resize(6, 10);
+  Visibility visible;
+  visible.prefix = 3;
+  visible.rows = {0b01, 0b11};
+  visible.slots = {7};
+  visible.seen = {0b1, 0b0};
+  pass.fill(6, 10, {5, 6}, {3, 3, 3, 3, 8, 9}, kSlots, visible);
+  const auto* ids = static_cast<const std::int32_t*>(pass.ids.data());
+  CHECK(ids[0] == 0 && ids[3] == 0 && ids[4] == 5 && ids[5] == 6);
+  const char* rows[6] = {"x.....", ".x....", "..x...", "...x..", "....x.", "....xx"};
+  const auto* stored = static_cast<const std::uint8_t*>(pass.mask_data(6));
+  for (int row = 0; row < 6; ++row) {
+    for (int slot = 0; slot < 10; ++slot) {
+      CHECK(sees(pass, 6, 10, row, slot) == (row >= 4 && (slot < 3 || (slot == 7 && row == 4))));
+    }
+    for (int other = 0; other < 6; ++other) CHECK(sees(pass, 6, 10, row, 10 + other) == (rows[row][other] == 'x'));
+    for (int column = 0; column < 16; ++column) {
+      CHECK(stored[row * 16 + column] == (sees(pass, 6, 10, row, column) ? 200 : 0));
+    }
+  }
+  const auto* cos = static_cast<const std::uint16_t*>(pass.cos_data(6));
+  CHECK(cos[0] == 32768 + std::nearbyint(pass.cos.floats()[0] / 0.0001F));
+  auto* logits = static_cast<std::uint8_t*>(pass.logits_data(6));
+  for (int i = 0; i < 11; ++i) logits[i] = static_cast<std::uint8_t>(i);
+  CHECK(pass.logits_row(6, 1)[0] == -10 && pass.logits_row(6, 1)[10] == 10);
+}
+
 }  // namespace
 
 int main() {
+  rows_at_the_end();
   tree_with_pads();
   causal_and_scratch_slots();
   narrow_after_wide();

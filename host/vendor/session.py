@@ -52,7 +52,7 @@ class VendorSession:
             layers=model.layers,
             kv_heads=model.kv_heads,
             head_dim=model.head_dim,
-            hidden=0,
+            hidden=model.hidden,
             capacity=capacity,
             widths=tuple(self._frames),
             max_width=max(self._frames),
