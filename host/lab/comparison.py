@@ -69,8 +69,8 @@ class LabRow:
         self.nodes += stats.nodes
         self.accepted += sum(tally.accepted for tally in stats.by_depth)
         self.draft_passes += stats.draft_passes
-        _merge(self.by_depth, stats.by_depth)
-        _merge(self.by_rank, stats.by_rank)
+        merge_tallies(self.by_depth, stats.by_depth)
+        merge_tallies(self.by_rank, stats.by_rank)
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -87,7 +87,8 @@ class LabRow:
         }
 
 
-def _merge(into: list[Tally], more: list[Tally]) -> None:
+def merge_tallies(into: list[Tally], more: list[Tally]) -> None:
+    """Add tallies place by place."""
     while len(into) < len(more):
         into.append(Tally())
     for mine, other in zip(into, more, strict=False):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from hexgraft.host.decode import DecodeOptions, Decoder
 from hexgraft.host.drafters.base import Drafter
-from hexgraft.host.lab.comparison import Transcript
+from hexgraft.host.lab.comparison import Transcript, merge_tallies
 from hexgraft.host.lab.scripted_session import ScriptedSession
 from hexgraft.host.measure.metered import Clock, Metered
 from hexgraft.host.measure.setting import Setting
@@ -81,8 +81,8 @@ def run_trial(bench: Bench, setting: Setting, drafter: Drafter) -> Trial:
     for transcript in bench.transcripts:
         part, stats = _run(bench, setting, drafter, transcript)
         trial.parts.append(part)
-        _merge(trial.by_depth, stats.by_depth)
-        _merge(trial.by_rank, stats.by_rank)
+        merge_tallies(trial.by_depth, stats.by_depth)
+        merge_tallies(trial.by_rank, stats.by_rank)
     return trial
 
 
@@ -113,14 +113,6 @@ def _run(bench: Bench, setting: Setting, drafter: Drafter, transcript: Transcrip
     stats = decoder.stats
     part = Part(stats.tokens, stats.rounds, Counter(target.passes), passes, max(0.0, spent - target.seconds))
     return part, stats
-
-
-def _merge(into: list[Tally], more: list[Tally]) -> None:
-    while len(into) < len(more):
-        into.append(Tally())
-    for mine, other in zip(into, more, strict=False):
-        mine.tried += other.tried
-        mine.accepted += other.accepted
 
 
 def with_widths(spec: SessionSpec, widths: Sequence[int] | None, widest: int) -> SessionSpec:
