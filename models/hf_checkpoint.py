@@ -166,7 +166,10 @@ class HfCheckpoint:
         names = [name for name in self._shapes if name.startswith("layers.0.")]
         bits = {self.block_bits(name) for name in names if self._sources[name].tensor in self._packed}
         if bits in ({4}, {8}):
-            return f"kept as they are by --cpu-precision w{packing.bits}, else dequantised to float32"
+            kept = f"kept as they are by --cpu-precision w{packing.bits}"
+            if packing.bits == 4:
+                kept += " and, where their zeros are 8, by --precision w4a16"
+            return f"{kept}, else dequantised to float32"
         return "dequantised to float32, since their groups are not whole blocks of 32 inputs in order"
 
     def _require_packed(self, name: str, shape: tuple[int, ...]) -> str:

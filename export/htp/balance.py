@@ -13,6 +13,7 @@ from hexgraft.export.htp.network import Network
 from hexgraft.export.htp.precision import FLOAT, Precision
 from hexgraft.export.htp.ranges import Ranges
 from hexgraft.export.htp.rounding import Floats
+from hexgraft.export.htp.weights import is_exact
 
 _POWER = 0.5
 """Half of the way between the inputs' magnitudes and none of it."""
@@ -20,7 +21,7 @@ _POWER = 0.5
 
 def find_balances(network: Network, precision: Precision, ranges: Ranges) -> dict[str, Floats]:
     """Factors [in] by the norm's output they divide, for norms that a single quantised MatMul reads; `ranges`
-    of these outputs become those of the balanced values."""
+    of these outputs become those of the balanced values. Weights on a 4-bit grid already are left alone."""
     readers: dict[str, int] = {}
     norms = set()
     for node in network.proto.graph.node:
@@ -34,6 +35,10 @@ def find_balances(network: Network, precision: Precision, ranges: Ranges) -> dic
         wanted = precision.of(projection.weight) != FLOAT and projection.axis == 0
         if squares is None or not wanted or name not in norms or readers[name] != 1:
             continue
+        if precision.of(projection.weight) == "w4" and is_exact(
+            network, projection.initializer, precision.block
+        ):
+            continue  # nothing will be rounded, unless factors move the weights
         logs = 0.5 * _POWER * np.log(squares + squares.mean() * 1e-6 + 1e-30)
         factors = np.exp(logs - logs.mean()).astype(np.float32)
         reach = float((ranges.peaks[projection.weight] / factors).max())

@@ -12,6 +12,9 @@ Ints = NDArray[np.int8]
 LARGEST = {"w8": 127, "w4": 7}
 _LEAST = np.float32(1e-30)
 """Stands in for a zero that is divided by: large enough that its inverse is still a float."""
+_ON_GRID = np.float32(1e-6)
+"""How far from a multiple of its scale a weight may lie, as a share of its block's largest: some units in the
+last place of float32."""
 _RATIOS = np.array([5.4, 6.0, 6.6, 7.0, 7.4, 8.0], np.float32)
 """How many steps the largest weight of a 4-bit block may lie away from zero; above 7 it is clipped a
 little."""
@@ -39,6 +42,10 @@ def round_blocks(blocks: Floats, importance: Floats | None, format: str) -> tupl
     """
     if format == "w8":
         return _round_blocks_w8(blocks)
+    if exact_blocks(blocks[:1])[2].all():
+        integers, exact, fits = exact_blocks(blocks)
+        if fits.all():
+            return integers, exact
     weights = np.ones((1, 1, 1), np.float32) if importance is None else importance[:, :, None]
     largest = np.abs(blocks).max(axis=1, keepdims=True)
     inverse = 1 / np.maximum(largest, _LEAST)
@@ -60,6 +67,28 @@ def round_blocks(blocks: Floats, importance: Floats | None, format: str) -> tupl
     norm = (steps * steps * weights).sum(axis=1)
     scales = np.where((norm > 0) & (cross > 0), cross / np.maximum(norm, _LEAST), 1)
     return steps.astype(np.int8), scales.astype(np.float32)
+
+
+def exact_blocks(blocks: Floats) -> tuple[Ints, Floats, NDArray[np.bool_]]:
+    """Integers [n, block, out] and scales [n, out] of `blocks` [n, block, out] that are 4-bit integers times
+    a scale already, as those of a checkpoint quantised around zero; and which [n, out] are.
+
+    The largest scale that fits is taken: with it numbers come out as they were but for float32's last bits.
+    """
+    largest = np.abs(blocks).max(axis=1, keepdims=True)
+    bound = largest * _ON_GRID
+    found = np.zeros(largest.shape, np.bool_)
+    integers, scales = np.zeros(blocks.shape, np.int8), np.ones(largest.shape, np.float32)
+    for steps_of_largest in range(1, 9):
+        scale = np.maximum(largest / np.float32(steps_of_largest), _LEAST)
+        steps = np.rint(blocks / scale)
+        fits = (np.abs(steps * scale - blocks) <= bound).all(axis=1, keepdims=True)
+        fits &= (steps <= 7).all(axis=1, keepdims=True) & ~found
+        integers = np.where(fits, steps, integers).astype(np.int8)
+        scales = np.where(fits, scale, scales)
+        found |= fits
+    scales = np.where(largest > _LEAST, scales, np.float32(1))
+    return integers, scales[:, 0], found[:, 0]
 
 
 def _round_blocks_w8(blocks: Floats) -> tuple[Ints, Floats]:

@@ -15,7 +15,14 @@ from onnx import TensorProto, numpy_helper
 
 from hexgraft.export.htp.network import Network, external, external_tensor
 from hexgraft.export.htp.ranges import Encoding
-from hexgraft.export.htp.rounding import Floats, channel_scales, pack_nibbles, round_blocks, round_channels
+from hexgraft.export.htp.rounding import (
+    Floats,
+    channel_scales,
+    exact_blocks,
+    pack_nibbles,
+    round_blocks,
+    round_channels,
+)
 from hexgraft.models.errors import ExportError
 
 _CHUNK = 1 << 20
@@ -167,6 +174,16 @@ class QuantisedWeights:
             stream.write(values.tobytes() if format == "w8" else pack_nibbles(values))
             scales.append(found)
         return np.ascontiguousarray(np.concatenate(scales))
+
+
+def is_exact(network: Network, initializer: str, block: int) -> bool:
+    """Whether a matrix [in, out] is 4-bit integers times a scale for each `block` inputs already, as its
+    first rows tell."""
+    matrix = _Matrix(network, initializer)
+    if not block or matrix.shape[0] % block:
+        return False
+    _, rows = next(matrix.chunks(block))
+    return bool(exact_blocks(rows[:block][None])[2].all())
 
 
 class _Matrix:

@@ -14,19 +14,23 @@ from htp_build import calibrated, cpu_session, quantised_file, random_text
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, numpy_helper
+from packed_folders import write_quantised
 from pair import make_pair
 
+from hexgraft.export.htp.balance import find_balances
 from hexgraft.export.htp.build import choose_mask
 from hexgraft.export.htp.calibrate import calibrate
 from hexgraft.export.htp.network import Network
 from hexgraft.export.htp.precision import FLOAT, Precision, make_precision
 from hexgraft.export.htp.quantise import quantise
 from hexgraft.export.htp.ranges import Ranges, load_ranges, save_ranges
-from hexgraft.export.htp.rounding import pack_nibbles, round_blocks
+from hexgraft.export.htp.rounding import exact_blocks, pack_nibbles, round_blocks
 from hexgraft.export.htp.weights import QuantisedWeights
-from hexgraft.host.bundle import Bundle
+from hexgraft.export.writer import ExportOptions, export_bundle
+from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.cpu_session import CpuSession
 from hexgraft.host.traces.replay import Figures, measure, prefill_passes, replay
+from hexgraft.models.checkpoint import open_checkpoint
 from hexgraft.models.errors import ExportError, UsageError
 
 WIDTH = 16
@@ -98,6 +102,46 @@ def test_blocks_at_4_bits_are_at_least_as_good_as_rounding_to_the_largest(
     plain = np.abs(blocks).max(axis=1, keepdims=True) / 7
     naive = np.square(np.clip(np.rint(blocks / plain), -8, 7) * plain - blocks).sum()
     assert np.square(steps * scales[:, None] - blocks).sum() <= naive * (1 + 1e-4)
+
+
+@given(seed=st.integers(0, 2**32 - 1), group=st.sampled_from([1, 4]))
+def test_blocks_that_are_quantised_already_are_not_rounded_again(seed: int, group: int) -> None:
+    """Integers from -8 to 7 times half-precision scales, which a few blocks may share."""
+    rng = np.random.default_rng(seed)
+    integers = rng.integers(-8, 8, (4, 32, 6)).astype(np.float32)
+    integers[0, :, 0] = 0
+    integers[1, :, 1] = 2 * (integers[1, :, 1] // 2)
+    scales = np.repeat(rng.uniform(0.001, 0.1, (4 // group, 6)).astype(np.float16), group, axis=0)
+    blocks = integers * scales.astype(np.float32)[:, None]
+    steps, found = round_blocks(blocks, None, "w4")
+    np.testing.assert_allclose(steps * found[:, None], blocks, rtol=3e-7, atol=0)
+    other = blocks.copy()
+    other[2, 3, 4] *= 1.01
+    fits = exact_blocks(other)[2]
+    assert fits.sum() == fits.size - (integers[2, 3, 4] != 0)
+    assert fits[2, 4] == (integers[2, 3, 4] == 0)
+
+
+def test_packed_folders_reach_the_npu_as_they_are(tmp_path: Path) -> None:
+    """GPTQ around zero: every projection at w4a16 stands for the very numbers of the folder."""
+    exact = write_quantised(tmp_path / "m", "gptq", middle=True)
+    options = ExportOptions((1, 8), 128)
+    export_bundle(open_checkpoint(tmp_path / "m"), tmp_path / "b", options=options, report=lambda step: None)
+    net, ranges = calibrated(open_bundle(tmp_path / "b"))
+    precision = make_precision("w4a16")
+    assert not find_balances(net, precision, ranges.copy())
+    quantised_file(net, ranges, precision, 8)
+    stored = QuantisedWeights(net, "gptq.work.weights").get("layers.1.down", "w4", 0, 32, None)
+    node = onnx.helper.make_node(
+        "DequantizeLinear", [t.name for t in stored.tensors], ["y"], axis=0, block_size=32
+    )
+    output = onnx.helper.make_tensor_value_info("y", TensorProto.FLOAT, list(stored.tensors[0].dims))
+    graph = onnx.helper.make_graph([node], "g", [], [output], list(stored.tensors))
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 23)], ir_version=10)
+    onnx.save(model, net.folder / "gptq.work.onnx")
+    session = ort.InferenceSession(str(net.folder / "gptq.work.onnx"), providers=["CPUExecutionProvider"])
+    (real,) = session.run(None, {})
+    np.testing.assert_allclose(real.T, exact["model.layers.1.mlp.down_proj.weight"], rtol=3e-7, atol=1e-9)
 
 
 def test_a_block_of_zeros_stays_zero() -> None:
