@@ -182,6 +182,20 @@ def test_a_conversation_goes_on_where_both_caches_end(bundles: dict[str, Bundle]
     assert talk.stats.reused_tokens >= len(talk.tokens) - 3
 
 
+@pytest.mark.parametrize("held", [0, 30])
+def test_a_run_goes_on_after_its_sessions_are_lost(bundles: dict[str, Bundle], held: int) -> None:
+    """What the new target still holds is of no use to a head that has lost its features."""
+    whole = text(decoder(bundles["fitted"], "levels"))
+    one = decoder(bundles["fitted"], "levels")
+    one.begin(PROMPT)
+    first = [token for _ in range(3) for token in one.step().tokens]
+    fresh = decoder(bundles["fitted"], "levels")
+    if held:
+        fresh.session.restore(one.session.save(held))
+    one.resume(fresh.session, fresh.drafter, held=held)
+    assert [*first, *(token for current in one.rounds() for token in current.tokens)] == whole
+
+
 def test_features_of_a_long_prompt_are_read_as_they_come(bundles: dict[str, Bundle]) -> None:
     bundle = bundles["eagle3"]
     model = HeadModel(CpuSession(bundle, "draft", widths=[1, 8]), bundle)

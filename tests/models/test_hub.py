@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from heads import write_head
 from tiny import write_tiny_gguf, write_tiny_hf
 
 from hexgraft.models.errors import CheckpointError
@@ -101,7 +102,17 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
     hub.server.server_close()
 
 
-def opened(hub: Hub, tmp_path: Path, name: str, **environment: str) -> str:
+HEAD_CODE = """
+import sys
+from pathlib import Path
+from hexgraft.models.checkpoint import open_checkpoint
+from hexgraft.models.head_checkpoint import open_draft
+head = open_draft(Path(sys.argv[1]), open_checkpoint(Path("target")))
+print(head.name, head.origin, head.config.kind)
+"""
+
+
+def opened(hub: Hub, tmp_path: Path, name: str, code: str = CODE, **environment: str) -> str:
     settings = {
         "HF_ENDPOINT": f"http://127.0.0.1:{hub.server.server_port}",
         "HF_HOME": str(tmp_path / "cache"),
@@ -110,7 +121,7 @@ def opened(hub: Hub, tmp_path: Path, name: str, **environment: str) -> str:
         **environment,
     }
     done = subprocess.run(
-        [sys.executable, "-c", CODE, name],
+        [sys.executable, "-c", code, name],
         capture_output=True,
         text=True,
         check=True,
@@ -128,6 +139,13 @@ def test_an_id_is_downloaded_once_then_found_offline(hub: Hub, tmp_path: Path) -
     hub.asked.clear()
     assert opened(hub, tmp_path, "owner/tiny", HF_HUB_OFFLINE="1") == expected
     assert hub.asked == []
+
+
+def test_a_head_is_downloaded_with_its_archive_of_pytorch(hub: Hub, tmp_path: Path) -> None:
+    target = write_tiny_hf(tmp_path / "target", layers=3)
+    hub.repos["owner/head"] = write_head(tmp_path / "head", target, binary=True)
+    assert opened(hub, tmp_path, "owner/head", HEAD_CODE) == f"head owner/head@{SHA} eagle3"
+    assert "pytorch_model.bin" in hub.asked
 
 
 def test_a_gguf_file_of_a_repository(hub: Hub, tmp_path: Path) -> None:
