@@ -24,7 +24,6 @@ COMMANDS = (
     "export",
     "fetch",
     "hub",
-    "hub",
     "import",
     "inspect",
     "lab",
@@ -33,6 +32,7 @@ COMMANDS = (
     "push",
     "replay",
     "run",
+    "train-draft",
     "tree",
     "tune",
 )

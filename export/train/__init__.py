@@ -1,0 +1,1 @@
+"""Training a draft from the target itself. torch is imported inside this package alone."""

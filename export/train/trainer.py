@@ -1,0 +1,164 @@
+"""Trains a draft head: soft cross-entropy to the target, unrolled on the head's own states, resumable, in one
+process or in several under torchrun.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hexgraft.export.train.dataset import Batch, Dataset
+from hexgraft.export.train.head_net import HeadNet
+from hexgraft.export.train.loss import soft_cross_entropy
+from hexgraft.export.train.workers import Workers
+
+functional = torch.nn.functional
+
+
+@dataclass(frozen=True, slots=True)
+class TrainOptions:
+    """`batch` is rows a step, over all processes; `unroll` steps on the head's own states.
+
+    AdamW's learning rate rises to `rate` for `warmup` steps (a tenth of all at most), stays there, and falls
+    as a cosine over the last `fall` epochs: so more epochs can be asked for of a run that has not begun to
+    fall. The first `single` epochs, but for the last of all, train the first step alone at a third of the
+    cost.
+    """
+
+    seed: int = 0
+    epochs: int = 4
+    batch: int = 2048
+    unroll: int = 3
+    single: int = 2
+    rate: float = 7e-4
+    warmup: int = 20
+    fall: int = 2
+    decay: float = 0.01
+    clip: float = 0.5
+    step_weight: float = 0.8
+    feature_weight: float = 0.1
+    low_precision: bool = True
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where a training stands: the next epoch and batch, and the mean losses so far."""
+
+    epoch: int = 0
+    place: int = 0
+    step: int = 0
+    losses: list[float] = field(default_factory=list)
+
+
+class Trainer:
+    """Owns the head, its optimiser and the place in the data. `state` and `load` make it resumable."""
+
+    def __init__(
+        self,
+        net: HeadNet,
+        data: Dataset,
+        embedding: Tensor,
+        head: Tensor,
+        options: TrainOptions,
+        workers: Workers,
+    ) -> None:
+        self.net, self.data, self.options, self.workers = net, data, options, workers
+        self.embedding, self.head = embedding, head
+        matrices = [p for p in net.parameters() if p.ndim == 2]
+        vectors = [p for p in net.parameters() if p.ndim != 2]
+        groups: list[dict[str, Any]] = [
+            {"params": matrices, "weight_decay": options.decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        self.optimiser = torch.optim.AdamW(groups, lr=options.rate, betas=(0.9, 0.95))
+        for parameter in net.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        self.progress = Progress()
+        counts = [len(data.order(options.seed, epoch, options.batch)) for epoch in range(options.epochs)]
+        self.steps, self.falling = sum(counts), sum(counts[-options.fall :])
+
+    def epochs(self, after_step: Callable[[Progress], None]) -> Iterator[int]:
+        """Train; yields the number of every epoch that has been finished."""
+        progress = self.progress
+        while progress.epoch < self.options.epochs:
+            batches = self.data.order(self.options.seed, progress.epoch, self.options.batch)
+            while progress.place < len(batches):
+                loss = self._step(batches[progress.place])
+                progress.losses.append(loss)
+                progress.place += 1
+                progress.step += 1
+                after_step(progress)
+            progress.epoch, progress.place = progress.epoch + 1, 0
+            yield progress.epoch
+
+    def state(self) -> dict[str, Any]:
+        """Everything a resumed run needs."""
+        return {
+            "net": self.net.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "progress": asdict(self.progress),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a `state` of a trainer of the same data and options."""
+        self.net.load_state_dict(state["net"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.progress = Progress(**state["progress"])
+
+    def _rate(self, step: int) -> float:
+        done = max(0.0, (step - (self.steps - self.falling)) / self.falling)
+        risen = min(1.0, (step + 1) / min(self.options.warmup, self.steps // 10 + 1))
+        return self.options.rate * risen * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done)))
+
+    def _step(self, numbers: list[int]) -> float:
+        for group in self.optimiser.param_groups:
+            group["lr"] = self._rate(self.progress.step)
+        self.optimiser.zero_grad(set_to_none=False)
+        mine = self.workers.share(numbers)
+        total, count = torch.zeros(()), torch.zeros(())
+        if mine:
+            total, count = self._loss(self.data.batch(mine))
+        sums = self.workers.sum(torch.stack((total.detach().cpu(), count.cpu())))
+        loss = total / sums[1].clamp(min=1.0)
+        if mine:
+            loss.backward()  # type: ignore[no-untyped-call]
+        self.workers.sum_gradients(self.net)
+        torch.nn.utils.clip_grad_norm_(self.net.parameters(), self.options.clip)
+        self.optimiser.step()
+        return float(sums[0] / sums[1].clamp(min=1.0))
+
+    def _loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The weighted sum of losses over rows and steps, and the sum of the first step's weights."""
+        options = self.options
+        with torch.autocast(self.embedding.device.type, torch.bfloat16, enabled=options.low_precision):
+            single = min(options.single, options.epochs - 1)
+            steps = 1 if self.progress.epoch < single else options.unroll
+            states = self.net.unroll(batch, self.embedding, steps)
+            normed = [self.net.norm(state) for state in states]
+        total = torch.zeros(())
+        for number, state in enumerate(normed, 1):
+            rows = slice(number, number + state.shape[1])
+            counted = batch.weights[:, rows] > 0  # pads and whole prompts cost no logits
+            weights, found = batch.weights[:, rows][counted], state[counted].float()
+            ids, shares = batch.ids[:, rows][counted], batch.shares[:, rows][counted]
+            loss = soft_cross_entropy(found, self.head, ids, shares, weights)
+            if options.feature_weight:
+                gap = functional.smooth_l1_loss(found, batch.final[:, rows][counted], reduction="none")
+                loss = loss + options.feature_weight * (gap.mean(-1) * weights).sum()
+            total = total + options.step_weight ** (number - 1) * loss
+        return total, batch.weights[:, 1:].sum()
+
+
+def feature_scale(data: Dataset, texts: int = 64) -> Tensor:
+    """The typical size of every number of the features [F * d], first tokens of texts left out: theirs are
+    hundreds of times larger."""
+    rows = np.concatenate([text.states[4:, 1:] for text in data.texts[:texts]]).astype(np.float32)
+    flat: NDArray[np.float32] = rows.reshape(len(rows), -1)
+    return torch.from_numpy(np.sqrt(np.mean(flat**2, axis=0)) + 1e-3)

@@ -1,0 +1,93 @@
+"""The folder a training works in: a plan that says what it is for, waves, a bundle of the target, the
+checkpoint."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+import msgspec
+import torch
+
+from hexgraft.export.train.generate import Plan, wave_path
+from hexgraft.host.atomic_file import cannot_write, write_whole
+from hexgraft.models.errors import UsageError
+
+PLAN = "plan.json"
+CHECKPOINT = "checkpoint.pt"
+
+
+class Work:
+    """A work folder for one target and one plan. Opening it with another plan is refused."""
+
+    def __init__(self, path: Path, target: str, plan: Plan) -> None:
+        self.path, self.plan = path, plan
+        try:
+            (path / "waves").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise cannot_write(path, error) from error
+        wanted = msgspec.json.format(msgspec.json.encode({"target": target, **asdict(plan)}), indent=1)
+        file = path / PLAN
+        if not file.is_file():
+            write_whole(file, wanted, replace=True)
+        elif file.read_bytes() != wanted:
+            raise UsageError(
+                f"{path} holds training data of another target, seed or set of prompts",
+                f"name another folder with --work, or remove it: rm -r {quote(str(path))}",
+            )
+
+    @property
+    def waves(self) -> Path:
+        """Where the waves lie."""
+        return self.path / "waves"
+
+    def missing(self, count: int, shard: int, shards: int) -> list[int]:
+        """The numbers of a shard's waves that are not there yet, of `count` in all."""
+        return [n for n in range(shard, count, shards) if not wave_path(self.waves, n).is_file()]
+
+    def files(self, count: int) -> list[Path]:
+        """The first `count` waves; UsageError names the first that is missing."""
+        files = [wave_path(self.waves, number) for number in range(count)]
+        for file in files:
+            if not file.is_file():
+                raise UsageError(
+                    f"{file} is missing: {count} waves are wanted",
+                    "run the shard that makes it, or copy it here",
+                )
+        return files
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Keep a training's state in place of the one before; HexgraftError when the disk is full."""
+        file = self.path / CHECKPOINT
+        partial = file.with_suffix(f".{os.getpid()}")
+        try:
+            torch.save(state, partial)
+            partial.replace(file)
+        except OSError as error:
+            raise cannot_write(file, error) from error
+        except RuntimeError as error:  # what torch's own writer raises when the disk is full
+            raise cannot_write(file, OSError(28, os.strerror(28))) from error
+        finally:
+            with suppress(OSError):
+                partial.unlink()
+
+    def load(self, options: dict[str, Any]) -> dict[str, Any] | None:
+        """The state kept of a training with the same `options`, if there is any."""
+        file = self.path / CHECKPOINT
+        if not file.is_file():
+            return None
+        try:
+            state: dict[str, Any] = torch.load(file, weights_only=True)
+        except Exception as error:  # torch raises whatever its reader stumbles over
+            raise UsageError(
+                f"{file} is damaged", f"rm {quote(str(file))} and start the training again"
+            ) from error
+        return state if state.get("options") == options else None
+
+    def forget(self) -> None:
+        """Remove the state of a training that has ended."""
+        (self.path / CHECKPOINT).unlink(missing_ok=True)

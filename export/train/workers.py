@@ -1,0 +1,58 @@
+"""The processes of one training: alone, or as many as torchrun started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as distributed
+from torch import Tensor, nn
+
+
+class Workers:
+    """Splits batches and sums results over the processes torchrun started, which it tells by the
+    environment."""
+
+    def __init__(self) -> None:
+        self.count = int(os.environ.get("WORLD_SIZE", "1"))
+        self.rank = int(os.environ.get("RANK", "0"))
+        if self.count > 1 and not distributed.is_initialized():
+            distributed.init_process_group("gloo")
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes files and reports."""
+        return self.rank == 0
+
+    def share(self, numbers: Sequence[int]) -> list[int]:
+        """This process's part of a batch."""
+        return list(numbers[self.rank :: self.count])
+
+    def sum(self, value: Tensor) -> Tensor:
+        """The sum of a tensor over all processes."""
+        if self.count > 1:
+            distributed.all_reduce(value)
+        return value
+
+    def sum_gradients(self, net: nn.Module) -> None:
+        """Replace every gradient by its sum over all processes, in one message."""
+        if self.count == 1:
+            return
+        gradients = [p.grad for p in net.parameters() if p.grad is not None]
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        distributed.all_reduce(flat)
+        start = 0
+        for gradient in gradients:
+            gradient.copy_(flat[start : start + gradient.numel()].view_as(gradient))
+            start += gradient.numel()
+
+    def wait(self) -> None:
+        """Until every process is here."""
+        if self.count > 1:
+            distributed.barrier()
+
+    def close(self) -> None:
+        """Leave the group."""
+        if self.count > 1 and distributed.is_initialized():
+            distributed.destroy_process_group()

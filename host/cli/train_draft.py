@@ -1,0 +1,149 @@
+"""`hexgraft train-draft`: a draft for a target, made from what the target itself writes."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hexgraft.export.writer import ExportOptions, export_bundle
+from hexgraft.host.bundle import Bundle, open_bundle
+from hexgraft.host.cli.console import print_json, say, token_progress
+from hexgraft.host.manifest import MANIFEST
+from hexgraft.models.checkpoint import open_checkpoint
+from hexgraft.models.errors import UsageError
+
+KINDS = ("head", "small")
+
+
+@click.command("train-draft")
+@click.argument("target", type=click.Path(path_type=Path))
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The draft to write.")
+@click.option("--kind", type=click.Choice(KINDS), default="head", show_default=True, help="What to train.")
+@click.option(
+    "--tokens", default=400_000, show_default=True, type=click.IntRange(min=1), help="Text to write."
+)
+@click.option(
+    "--prompts", type=click.Path(path_type=Path), help="Prompts of your own beside ours, one a line."
+)
+@click.option(
+    "--vocab", default=12288, show_default=True, type=click.IntRange(min=16), help="Rows of a head."
+)
+@click.option(
+    "--layers", default=4, show_default=True, type=click.IntRange(min=1), help="Layers of a small one."
+)
+@click.option("--minutes", type=click.FloatRange(min=0.1), help="Time for all of it.")
+@click.option(
+    "--epochs", default=4, show_default=True, type=click.IntRange(min=1), help="Passes over the text."
+)
+@click.option(
+    "--unroll", default=3, show_default=True, type=click.IntRange(1, 8), help="Steps on its own states."
+)
+@click.option("--batch", default=2048, show_default=True, type=click.IntRange(min=64), help="Rows a step.")
+@click.option("--seed", default=0, show_default=True, help="Of prompts, sampling and order.")
+@click.option(
+    "--texts", default=256, show_default=True, type=click.IntRange(min=1), help="Texts side by side."
+)
+@click.option(
+    "--new-tokens", default=256, show_default=True, type=click.IntRange(min=4), help="Of an answer."
+)
+@click.option("--work", type=click.Path(path_type=Path), help="Folder for texts. Default: OUTPUT.work")
+@click.option("--shard", help="I/N: only write every N-th part of the text, from the I-th (0, 1, ...) on.")
+@click.option("--threads", default=0, type=click.IntRange(0, 256), help="CPU threads; 0 for one a core.")
+@click.option("--full-precision", is_flag=True, help="Compute in float32 instead of bfloat16.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def train_draft(target: Path, output: Path, **options: Any) -> None:
+    """Make a draft for TARGET (a bundle or a checkpoint) out of text that the target writes.
+
+    The result goes into `hexgraft export --draft`. An interrupted run goes on where it was. With --shard only
+    text is written, so that many machines can share the work; a run without it then trains on all of it, and
+    under torchrun in several processes. Needs `pip install 'hexgraft[train]'`.
+
+    \b
+    Examples:
+      hexgraft train-draft smollm2 -o smollm2-head --minutes 90
+      hexgraft train-draft big -o head --work /mnt/texts --shard 3/8
+      torchrun --nproc-per-node 2 -m hexgraft.host.cli train-draft big -o head --work /mnt/texts
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise UsageError("training needs torch", "pip install 'hexgraft[train]'")
+    import torch
+
+    from hexgraft.export.train.job import HeadJob, Job
+    from hexgraft.export.train.seeds import read_prompts
+    from hexgraft.export.train.trainer import TrainOptions
+    from hexgraft.export.train.workers import Workers
+
+    shard, shards = _shard(options["shard"])
+    if options["threads"]:
+        torch.set_num_threads(options["threads"])
+    training = TrainOptions(
+        seed=options["seed"],
+        epochs=options["epochs"],
+        batch=options["batch"],
+        unroll=options["unroll"],
+        low_precision=not options["full_precision"],
+    )
+    job = Job(
+        tokens=options["tokens"],
+        rows=options["vocab"],
+        seed=options["seed"],
+        texts=options["texts"],
+        new_tokens=options["new_tokens"],
+        extra=read_prompts(options["prompts"]) if options["prompts"] else (),
+        minutes=options["minutes"],
+        train=training,
+    )
+    workers = Workers()
+    try:
+        work = options["work"] or output.with_name(output.name + ".work")
+        bundle = _bundle(target, work, workers)
+        run = HeadJob(bundle, work, job, say if workers.first else lambda message: None)
+        if options["shard"] is None:
+            shard, shards = workers.rank, workers.count
+        with token_progress("writing text", job.tokens) as advance:
+            count = run.generate(shard, shards, advance)
+        if options["shard"] is not None:
+            _tell(
+                {"work": str(work), "shard": options["shard"], "waves": count}, options["as_json"], str(work)
+            )
+            return
+        workers.wait()
+        with token_progress("training", 0) as advance:
+            report = run.train(output, count, workers, advance)
+    finally:
+        workers.close()
+    if workers.first:
+        _tell({"draft": str(output), **report}, options["as_json"], str(output))
+
+
+def _tell(report: dict[str, Any], as_json: bool, path: str) -> None:
+    if as_json:
+        print_json(report)
+    else:
+        click.echo(path)
+
+
+def _shard(text: str | None) -> tuple[int, int]:
+    if text is None:
+        return 0, 1
+    first, _, second = text.partition("/")
+    if not (first.isdecimal() and second.isdecimal() and int(first) < int(second)):
+        raise UsageError(f"--shard {text!r} is not of the form I/N with I below N", "example: --shard 0/8")
+    return int(first), int(second)
+
+
+def _bundle(target: Path, work: Path, workers: Any) -> Bundle:
+    """The target as a bundle; a checkpoint is exported into the work folder, once."""
+    if (target / MANIFEST).is_file():
+        return open_bundle(target)
+    path = work / "target"
+    if workers.first and not path.exists():
+        checkpoint = open_checkpoint(target)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        context = min(ExportOptions().context, checkpoint.config.context)
+        export_bundle(checkpoint, path, options=ExportOptions(context=context), report=lambda step: None)
+    workers.wait()
+    return open_bundle(path)

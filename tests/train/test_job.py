@@ -1,0 +1,152 @@
+"""A head trained end to end on a tiny target: resumed, shared among processes, refused where it cannot be."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command import hexgraft
+from pair import write_pair
+from safetensors.numpy import load_file
+
+from hexgraft.models.checkpoint import open_checkpoint
+from hexgraft.models.head_checkpoint import HeadCheckpoint
+
+torch = pytest.importorskip("torch")
+
+from hexgraft.export.train import trainer as trainer_module  # noqa: E402
+
+SMALL = ["--tokens", "600", "--texts", "24", "--new-tokens", "40", "--vocab", "64", "--batch", "512"]
+SMALL += ["--epochs", "4", "--unroll", "2", "--full-precision", "--threads", "1", "--json"]
+TOLERANCE = 1e-4
+"""Of the mean loss, relative, between a run and the same one resumed, or shared by two processes."""
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_pair(tmp_path_factory.mktemp("target"), noise=None, layers=4)
+
+
+def run(*arguments: str | Path) -> Any:
+    return hexgraft("train-draft", *arguments)
+
+
+def trained(*arguments: str | Path) -> dict[str, Any]:
+    done = run(*arguments)
+    assert done.exit_code == 0, done.output
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+@pytest.fixture(scope="module")
+def whole(target: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    output = tmp_path_factory.mktemp("whole") / "head"
+    return output, trained(target, "-o", output, *SMALL)
+
+
+def test_a_head_comes_out_that_export_takes(target: Path, whole: tuple[Path, dict[str, Any]]) -> None:
+    output, report = whole
+    losses = report["losses"]  # of four epochs, of which the last two sum those of two steps
+    assert losses[len(losses) // 2 - 1] < 0.95 * losses[0]
+    assert len(report["chain_by_epoch"]) == 4
+    assert report["data"]["written"] > 400
+    head = HeadCheckpoint(output, open_checkpoint(target.parent / "target-checkpoint"))
+    assert head.config.features == (1, 2, 2)
+    assert head.config.rows == 64
+    assert head.lent == {"embed"}
+    tensors = load_file(output / "model.safetensors")
+    assert tensors["fc.weight"].dtype == np.float16
+    assert "lm_head.weight" not in tensors
+
+
+def test_a_stopped_run_goes_on_to_the_same_loss(
+    target: Path, whole: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = trainer_module.Trainer._step
+    steps = 0
+
+    def failing(self: Any, numbers: list[int]) -> float:
+        nonlocal steps
+        steps += 1
+        if steps > len(whole[1]["losses"]) // 2 + 1:
+            raise KeyboardInterrupt
+        return step(self, numbers)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer_module.Trainer, "_step", failing)
+        assert run(target, "-o", tmp_path / "head", *SMALL).exit_code == 130
+    report = trained(target, "-o", tmp_path / "head", *SMALL)
+    assert report["losses"] == pytest.approx(whole[1]["losses"], rel=TOLERANCE)
+    assert not (tmp_path / "head.work" / "checkpoint.pt").exists()
+
+
+def test_shards_of_two_processes_merge_and_train_to_the_same_loss(
+    target: Path, whole: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    work = tmp_path / "texts"
+    for shard in ("1/2", "0/2"):
+        done = run(target, "-o", tmp_path / "head", "--work", work, "--shard", shard, *SMALL)
+        assert done.exit_code == 0, done.output
+    one = sorted((whole[0].with_name("head.work") / "waves").iterdir())
+    assert [file.read_bytes() for file in sorted((work / "waves").iterdir())] == [f.read_bytes() for f in one]
+    program = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    program += ["-m", "hexgraft.host.cli", "train-draft", str(target), "-o", str(tmp_path / "head")]
+    done2 = subprocess.run(
+        [*program, "--work", str(work), *SMALL],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done2.returncode == 0, done2.stderr
+    report = json.loads(done2.stdout)
+    assert report["losses"] == pytest.approx(whole[1]["losses"], rel=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--vocab", "4000"], "--vocab 4000 is more than the 320 tokens of the target"),
+        (["--tokens", "20", "--texts", "2", "--new-tokens", "6"], "too few to train a head on"),
+        (["--shard", "3/2"], "--shard '3/2' is not of the form I/N"),
+        (["--prompts", "/nowhere"], "cannot read prompts from /nowhere"),
+    ],
+)
+def test_what_cannot_be_trained(target: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
+    done = run(target, "-o", tmp_path / "head", *SMALL, *arguments)
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert "hint:" in done.stderr
+
+
+def test_text_of_another_seed_is_not_gone_on_with(target: Path, tmp_path: Path) -> None:
+    first = ["--shard", "0/1", *SMALL]
+    assert run(target, "-o", tmp_path / "head", *first).exit_code == 0
+    done = run(target, "-o", tmp_path / "head", *first, "--seed", "5")
+    assert done.exit_code == 2
+    assert "another target, seed or set of prompts" in done.stderr
+
+
+def test_a_full_disk_is_said_before_and_while_writing(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("hexgraft.export.train.job.free_bytes", lambda folder: 1000)
+        done = run(target, "-o", tmp_path / "head", *SMALL)
+        assert done.exit_code == 2
+        assert "0.0 GB free" in done.stderr
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        done = run(target, "-o", tmp_path / "head2", *SMALL)
+    assert done.exit_code == 1
+    assert "no space left for" in done.stderr
