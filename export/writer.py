@@ -182,8 +182,10 @@ class _Writer:
         path, mark = self.folder / weights, functools.partial(self.finished.mark, role)
         whole = path.is_file() and path.stat().st_size == graph.weights_size
         kept = self.finished.counts.get(role, 0) if whole else 0
-        write = write_packed if isinstance(graph, PackedGraph) else write_weights
-        self.digests[weights] = write(graph, source, path, progress, kept, mark)
+        if isinstance(graph, PackedGraph):
+            self.digests[weights] = write_packed(graph, source, path, progress, kept, mark)
+        else:
+            self.digests[weights] = write_weights(graph, source, path, progress, kept, mark)
         onnx.save(graph.proto, self.folder / file)
 
 

@@ -114,9 +114,9 @@ class ModelEntry(msgspec.Struct, forbid_unknown_fields=True):
 
     The cache holds `kv_dtype` numbers; where these are integers, `kv_encodings` explains them layer by layer.
 
-    `features` lists what the output `hidden` [1, T, len(features) * hidden] carries side by side: the residual
-    stream after so many layers, the number of all `layers` standing for the state after the last norm. Without
-    any there is no such output. A `head` gives its own state there, [1, T, hidden].
+    `features` lists what the output `hidden` [1, T, len(features) * hidden] carries side by side: the
+    residual stream after so many layers, the number of all `layers` standing for the state after the last
+    norm. Without any there is no such output. A `head` gives its own state there, [1, T, hidden].
     """
 
     name: str
