@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from hexgraft.host.decode import DecodeOptions, Decoder
-from hexgraft.host.drafters.base import Drafter
+from hexgraft.host.drafters.base import Drafter, Limits
 from hexgraft.host.lab.comparison import Transcript, merge_tallies
 from hexgraft.host.lab.scripted_session import ScriptedSession
 from hexgraft.host.measure.metered import Clock, Metered
 from hexgraft.host.measure.setting import Setting
 from hexgraft.host.session import SessionSpec
 from hexgraft.host.stats import Stats, Tally
+from hexgraft.host.tree import TokenTree
 
 Passes = Counter[tuple[int, int]]
 """How often a pass of so many rows at such a fill of the cache happened."""
@@ -97,24 +98,57 @@ def _run(bench: Bench, setting: Setting, drafter: Drafter, transcript: Transcrip
         tree_depth=setting.tree_depth,
         stops=bench.options.stops,
     )
-    decoder = Decoder(target, drafter, options)
+    timed = Timed(drafter, bench.draft, bench.clock)
+    decoder = Decoder(target, timed, options)
     decoder.begin(transcript.prompt)
     target.clear()
     if bench.draft is not None:
         bench.draft.clear()
-    begun = bench.clock()
     for _ in decoder.rounds():
         pass
-    spent = bench.clock() - begun
-    passes: Passes = Counter()
-    if bench.draft is not None:
-        passes.update(bench.draft.passes)
-        spent -= bench.draft.seconds
     stats = decoder.stats
-    part = Part(stats.tokens, stats.rounds, Counter(target.passes), passes, max(0.0, spent - target.seconds))
+    passes = Counter(bench.draft.passes) if bench.draft is not None else Counter()
+    part = Part(stats.tokens, stats.rounds, Counter(target.passes), passes, max(0.0, timed.seconds))
     return part, stats
 
 
 def with_widths(spec: SessionSpec, widths: Sequence[int] | None, widest: int) -> SessionSpec:
     """The spec of a target as another place would run it."""
     return replace(spec, widths=tuple(widths) if widths is not None else None, max_width=widest)
+
+
+class Timed:
+    """`drafter`, with the `seconds` it takes by `clock`, beside the draft passes that `meter` counts."""
+
+    def __init__(self, drafter: Drafter, meter: Metered | None, clock: Clock) -> None:
+        self.name, self.draws, self.reader = drafter.name, drafter.draws, drafter.reader
+        self.seconds = 0.0
+        self._drafter, self._meter, self._clock = drafter, meter, clock
+
+    @property
+    def passes(self) -> int:
+        return self._drafter.passes
+
+    @property
+    def rows(self) -> int:
+        return self._drafter.rows
+
+    def begin(self, tokens: Sequence[int], keep: int = 0) -> None:
+        self._drafter.begin(tokens, keep)
+
+    def draft(self, tokens: Sequence[int], limits: Limits) -> TokenTree:
+        start = self._own()
+        tree = self._drafter.draft(tokens, limits)
+        self.seconds += self._own() - start
+        return tree
+
+    def accept(self, tree: TokenTree, path: Sequence[int]) -> None:
+        start = self._own()
+        self._drafter.accept(tree, path)
+        self.seconds += self._own() - start
+
+    def close(self) -> None:
+        self._drafter.close()
+
+    def _own(self) -> float:
+        return self._clock() - (self._meter.seconds if self._meter is not None else 0.0)
