@@ -19,9 +19,9 @@ from hexgraft.host.session import CacheRows, Rows, Session, prefill
 from hexgraft.host.text import TextCodec
 from hexgraft.models.errors import DecodeError, HexgraftError
 
-FORMAT = "1"
+FORMAT = "2"
 """Readers accept exactly this version."""
-_HINT = "bake it again: hexgraft bake BUNDLE --system FILE -o PREFIX"
+_HINT = "bake it again: hexgraft bake BUNDLE --system TEXT -o PREFIX"
 _HEAD = {"head_keys", "head_values", "head_features"}
 _PROBES = ("a", "The", "1", " x", "\n", "\n\n", ".", "é", "/", '"', "<")
 """Messages a prompt may go on with: what all of them share is what the system message alone decides."""
@@ -30,12 +30,14 @@ _PROBES = ("a", "The", "1", " x", "\n", "\n\n", ".", "é", "/", '"', "<")
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a cache was computed, as far as its numbers depend on it: the bundle's digest, the backend and
-    its provider, the graph's precision, and `--widths`, "any" where passes are not padded."""
+    its provider, the graph's precision, `--widths`, "any" where passes are not padded, and `--threads`, by
+    which a runtime cuts its sums."""
 
     bundle: str
     provider: str
     precision: str
     widths: str
+    threads: int = 0
 
     @classmethod
     def of(
@@ -45,11 +47,14 @@ class Place:
         widths: str | None,
         provider: str = "cpu",
         precision: str | None = None,
+        threads: int = 0,
     ) -> Place:
-        """Of the target, by the names `--backend`, `--widths`, `--provider` and `--precision` have them."""
+        """Of the target, by the names `--backend`, `--widths`, `--provider`, `--precision` and `--threads`
+        have them."""
         away = backend in ("runner", "device")
         precision = precision or bundle.graph("target", provider if away else backend).precision
-        return cls(bundle.digest, f"{backend} {provider}" if away else backend, precision, widths or "any")
+        name = f"{backend} {provider}" if away else backend
+        return cls(bundle.digest, name, precision, widths or "any", threads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +132,7 @@ def write_prefix(path: Path, prefix: Prefix) -> None:
         "provider": place.provider,
         "precision": place.precision,
         "widths": place.widths,
+        "threads": str(place.threads),
         "system": prefix.system,
     }
     write_whole(path, save(tensors, metadata))
@@ -196,6 +202,12 @@ def _check_place(path: Path, metadata: dict[str, str], place: Place) -> None:
         raise HexgraftError(
             f"{path} was baked with other pass widths: {theirs}, not {place.widths}",
             f"give {with_theirs} here too, or {_HINT}",
+        )
+    threads = metadata.get("threads", "unknown")
+    if threads != str(place.threads):
+        raise HexgraftError(
+            f"{path} was baked with --threads {threads}, not {place.threads}",
+            f"give --threads {threads} here too, or {_HINT}",
         )
 
 

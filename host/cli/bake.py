@@ -13,8 +13,9 @@ from hexgraft.host.cli.options import (
     open_checked,
     open_role,
     place_of,
-    read_text,
     session_options,
+    system_options,
+    take_system,
     verify_option,
 )
 from hexgraft.host.drafters.head import HeadModel
@@ -26,28 +27,25 @@ from hexgraft.models.errors import UsageError
 
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option(
-    "--system", "file", required=True, type=click.Path(path_type=Path), help="A file with the system message."
-)
+@system_options
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The file to write.")
 @session_options
 @verify_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def bake(bundle: Path, file: Path, output: Path, as_json: bool, **options: Any) -> None:
+def bake(bundle: Path, output: Path, as_json: bool, **options: Any) -> None:
     """Compute the cache of a system message once, for `run` and `chat` to load with --baked.
 
-    The file fits this very bundle, backend and --widths, and no other. Line ends at the end of the message
-    are left out.
+    The file fits this very bundle, backend, --widths and --threads, and no other.
 
     \b
     Example:
-      hexgraft bake smollm2 --system rules.txt -o rules.safetensors
+      hexgraft bake smollm2 --system-file rules.txt -o rules.safetensors
       hexgraft run smollm2 --baked rules.safetensors -p "May I park here?"
     """
     check_free(output)
-    system = read_text(file, "system message").rstrip("\r\n")
+    system = take_system(options)
     if not system:
-        raise UsageError(f"the system message in {file} is empty", f"write one into {file}")
+        raise UsageError("there is no system message to bake", "give --system TEXT or --system-file FILE")
     opened = open_checked(bundle, options["no_verify"])
     tokens = system_tokens(TextCodec(opened), system)
     session = open_role(opened, "target", options)

@@ -27,6 +27,8 @@ from hexgraft.host.cli.options import (
     open_decoder,
     sampling_options,
     session_options,
+    system_options,
+    take_system,
     verify_option,
 )
 from hexgraft.host.cli.tuned import tuned_option
@@ -47,7 +49,7 @@ A line that ends in \\ goes on with the next. A message that begins with / is wr
 
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--system", help="A system message for the chat template.")
+@system_options
 @click.option("--drop-oldest", is_flag=True, help="When the context is full, forget the oldest turns.")
 @baked_option
 @answer_options
@@ -57,7 +59,7 @@ A line that ends in \\ goes on with the next. A message that begins with / is wr
 @sampling_options
 @session_options
 @verify_option
-def chat(bundle: Path, system: str | None, drop_oldest: bool, **options: Any) -> int:
+def chat(bundle: Path, drop_oldest: bool, **options: Any) -> int:
     """Talk with BUNDLE. What the last turns left in the cache is not computed again.
 
     /help lists what can be typed. Ctrl-C ends an answer and keeps it. Where standard input is no terminal,
@@ -68,6 +70,7 @@ def chat(bundle: Path, system: str | None, drop_oldest: bool, **options: Any) ->
       hexgraft chat smollm2 --system "Answer in one sentence."
       printf 'My name is Ada.\\nWhat is my name?\\n' | hexgraft chat smollm2
     """
+    system = take_system(options)
     opened = open_checked(bundle, options["no_verify"])
     codec = TextCodec(opened)
     if not codec.has_template:

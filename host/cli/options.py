@@ -119,6 +119,17 @@ verify_option = click.option(
     "--no-verify", is_flag=True, help="Do not check the sha256 of the bundle's files first (about 1 s a GB)."
 )
 
+system_options = _all(
+    click.option("--system", metavar="TEXT", help="A system message for the chat template."),
+    click.option(
+        "--system-file",
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        help="A file with the system message.",
+    ),
+)
+"""The system message, as `take_system` reads it."""
+
 baked_option = click.option(
     "--baked",
     metavar="PREFIX",
@@ -184,6 +195,21 @@ def take_sampling(options: dict[str, Any]) -> Sampling:
     )
 
 
+def take_system(options: dict[str, Any]) -> str | None:
+    """Pop the values of `system_options`: the message, None without one. Line ends at the end of a file are
+    left out."""
+    text: str | None = options.pop("system")
+    file: Path | None = options.pop("system_file")
+    if file is None:
+        return text
+    if text is not None:
+        raise UsageError("--system and --system-file contradict each other", "leave one out")
+    message = read_text(file, "system message").rstrip("\r\n")
+    if not message:
+        raise UsageError(f"the system message in {file} is empty", f"write one into {file}")
+    return message
+
+
 def open_checked(path: Path, no_verify: bool) -> Bundle:
     """Open a bundle and check every byte of it, unless told not to."""
     bundle = open_bundle(path)
@@ -239,7 +265,8 @@ def place_of(bundle: Bundle, options: dict[str, Any]) -> Place:
     widths = options["widths"]
     if widths not in (None, "bundle"):
         widths = ",".join(map(str, parse_width_option(widths, bundle) or ()))
-    return Place.of(bundle, options["backend"], widths, options["provider"], options["precision"])
+    names = (options["backend"], widths, options["provider"], options["precision"], options["threads"])
+    return Place.of(bundle, *names)
 
 
 def open_baked(bundle: Bundle, options: dict[str, Any]) -> Prefix | None:

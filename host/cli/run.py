@@ -25,6 +25,8 @@ from hexgraft.host.cli.options import (
     read_text,
     sampling_options,
     session_options,
+    system_options,
+    take_system,
     verify_option,
 )
 from hexgraft.host.cli.recovery import Recovery
@@ -43,7 +45,7 @@ from hexgraft.models.errors import CONNECTION_LOST, INTERRUPTED, HexgraftError, 
 @click.argument("dash", metavar="[-]", required=False)
 @click.option("-p", "--prompt", help="The prompt.")
 @click.option("-f", "--file", type=click.Path(path_type=Path), help="A file with the prompt.")
-@click.option("--system", help="A system message for the chat template.")
+@system_options
 @click.option("--raw", is_flag=True, help="Feed the prompt as it is, without the chat template.")
 @click.option("--prefix", metavar="TEXT", help="Let the answer begin with this text.")
 @baked_option
@@ -84,6 +86,7 @@ def run(bundle: Path, dash: str | None, prompt: str | None, file: Path | None, *
     if options["logprobs"] is not None and not as_json:
         raise UsageError("--logprobs shows in --json only", "add --json")
     text = read_prompt(prompt, file, dash)
+    options["system"] = take_system(options)
     opened = open_checked(bundle, options["no_verify"])
     codec = TextCodec(opened)
     prefix = open_baked(opened, options)

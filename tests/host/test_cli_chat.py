@@ -105,7 +105,7 @@ def test_a_baked_prefix_is_kept_from_the_first_turn(bundle: Path, tmp_path: Path
     (tmp_path / "system.txt").write_text("The fox answers.")
     prefix = tmp_path / "prefix.safetensors"
     baked = json.loads(
-        hexgraft("bake", bundle, "--system", tmp_path / "system.txt", "-o", prefix, "--json").stdout
+        hexgraft("bake", bundle, "--system-file", tmp_path / "system.txt", "-o", prefix, "--json").stdout
     )
     script = "the dog\n/stats\n"
     result = hexgraft("chat", bundle, "--baked", prefix, "--max-tokens", "9", input=script)

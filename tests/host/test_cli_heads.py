@@ -102,7 +102,7 @@ def test_a_head_is_no_model_to_export(head: Path, tmp_path: Path) -> None:
 
 def test_a_baked_prefix_serves_the_head_too(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "rules").write_text("Be short and kind, and never say more than you know.")
-    baked = hexgraft("bake", bundle, "--system", tmp_path / "rules", "-o", tmp_path / "p")
+    baked = hexgraft("bake", bundle, "--system-file", tmp_path / "rules", "-o", tmp_path / "p")
     assert baked.exit_code == 0, baked.stderr
     arguments = ("run", bundle, "-p", "the fox", "--max-tokens", "10", "--json", "--draft", "levels")
     with_file = hexgraft(*arguments, "--baked", tmp_path / "p")

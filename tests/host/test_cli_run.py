@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from command import error_of, hexgraft, spawn
 from pair import write_pair
+from safetensors.numpy import load_file
 
 from hexgraft.export.writer import ExportOptions
 from hexgraft.host.bundle import open_bundle
@@ -171,7 +172,7 @@ def test_a_drawn_tree_goes_to_stderr(bundle: Path) -> None:
 def test_a_baked_prefix_changes_nothing_but_the_prefill(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "system.txt").write_text("The birds sing in the morning.\n")
     prefix = tmp_path / "prefix.safetensors"
-    baked = hexgraft("bake", bundle, "--system", tmp_path / "system.txt", "-o", prefix, "--json")
+    baked = hexgraft("bake", bundle, "--system-file", tmp_path / "system.txt", "-o", prefix, "--json")
     assert baked.exit_code == 0, baked.stderr
     said = json.loads(baked.stdout)
     assert set(said) == {"prefix", "bundle", "tokens", "bytes"}
@@ -187,20 +188,48 @@ def test_a_baked_prefix_changes_nothing_but_the_prefill(bundle: Path, tmp_path: 
         (("--system", "Another."), "the prompt does not begin with the baked prefix"),
         (("--raw",), "the prompt does not begin with the baked prefix"),
         (("--widths", "8"), f"{prefix} was baked with other pass widths: any, not 8"),
+        (("--threads", "3"), f"{prefix} was baked with --threads 0, not 3"),
     ):
         failed = hexgraft("run", bundle, "-p", PROMPT, "--baked", prefix, *arguments)
         assert error_of(failed)[0].startswith(message)
         assert failed.exit_code == 1
-    message, hint = error_of(hexgraft("bake", bundle, "--system", tmp_path / "system.txt", "-o", prefix))
+    message, hint = error_of(hexgraft("bake", bundle, "--system-file", tmp_path / "system.txt", "-o", prefix))
     assert message == f"{prefix} exists already"
     assert hint.endswith(f"rm {prefix}")
     nowhere = tmp_path / "my prefixes" / "prefix"
     message, hint = error_of(
-        hexgraft("bake", "no bundle", "--system", tmp_path / "system.txt", "-o", nowhere)
+        hexgraft("bake", "no bundle", "--system-file", tmp_path / "system.txt", "-o", nowhere)
     )
     assert message == f"the folder {nowhere.parent} does not exist", "said before anything is computed"
     assert hint == f"mkdir -p '{nowhere.parent}'"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["prefix.safetensors", "system.txt"]
+
+
+def test_a_system_message_is_a_text_or_a_file_everywhere(bundle: Path, tmp_path: Path) -> None:
+    text, file, empty = "Be brief.", tmp_path / "system.txt", tmp_path / "empty.txt"
+    file.write_text(text + "\r\n\n")
+    empty.write_text("\n")
+    for command in (
+        ("run", bundle, "-p", PROMPT, "--max-tokens", "8"),
+        ("chat", bundle, "--max-tokens", "8"),
+    ):
+        results = [
+            hexgraft(*command, *system, input="the fox\n")
+            for system in (("--system", text), ("--system-file", file))
+        ]
+        assert results[0].exit_code == 0, results[0].stderr
+        assert results[0].stdout == results[1].stdout
+    for name, system in (("text", ("--system", text)), ("file", ("--system-file", file))):
+        assert hexgraft("bake", bundle, *system, "-o", tmp_path / name).exit_code == 0
+    tokens = [load_file(tmp_path / name)["tokens"].tolist() for name in ("text", "file")]
+    assert tokens[0] == tokens[1]
+    for system, words in (
+        (("--system", text, "--system-file", file), "--system and --system-file contradict each other"),
+        (("--system-file", empty), f"the system message in {empty} is empty"),
+        (("--system-file", tmp_path / "none"), f"cannot read {tmp_path / 'none'}"),
+        ((), "there is no system message to bake"),
+    ):
+        assert error_of(hexgraft("bake", bundle, *system, "-o", tmp_path / "no"))[0].startswith(words)
 
 
 def test_ctrl_c_ends_the_text_and_keeps_it(endless: Path) -> None:

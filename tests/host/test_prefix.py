@@ -177,8 +177,8 @@ def rewrite(file: Path, **changes: Any) -> None:
 
 
 def test_another_format_is_refused(bundle: Bundle, place: Place, file: Path) -> None:
-    rewrite(file, format="2")
-    with pytest.raises(HexgraftError, match="has prefix format 2, this hexgraft reads 1"):
+    rewrite(file, format="1")
+    with pytest.raises(HexgraftError, match="has prefix format 1, this hexgraft reads 2"):
         read_prefix(file, bundle, place)
 
 
