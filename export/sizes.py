@@ -10,8 +10,12 @@ from hexgraft.models.config import ModelConfig
 from hexgraft.models.decoder import build_decoder
 from hexgraft.models.graph import Graph, Weight
 
-EXPORT_BASE = 250_000_000
-"""Bytes an export takes beside twice its largest matrix: the interpreter, its libraries, a few blocks."""
+EXPORT_BASE = 120_000_000
+"""Bytes an export takes beside its two buffers of turned matrices and the tokenizer: the interpreter, its
+libraries, a few blocks."""
+
+TOKEN = 600
+"""Bytes a token takes in a tokenizer as it is read."""
 
 RUN_BASE = 150_000_000
 """Bytes a run takes beside weights, cache and logits."""
@@ -44,7 +48,7 @@ def estimate(config: ModelConfig, context: int, width: int = 32) -> Sizes:
     graph = build_decoder(config, "model.weights", name="target")
     cache = 2 * 4 * config.layers * config.kv_heads * config.head_dim * context
     logits = 4 * width * config.vocab
-    largest = max(weight.nbytes for weight in graph.weights if weight.transposed)
+    turned = [weight.nbytes for weight in graph.weights if weight.transposed]  # into two buffers by turns
     sizes = [("fp32", graph.weights_size)]
     sizes += [(name, size) for name in PACKED if (size := packed_size(graph, name))]
     sizes += [(name, _stored(graph, config, make_precision(name))) for name in PRECISIONS]
@@ -52,7 +56,7 @@ def estimate(config: ModelConfig, context: int, width: int = 32) -> Sizes:
         parameters=sum(weight.nbytes for weight in graph.weights) // 4,
         context=context,
         cache=cache,
-        exporting=EXPORT_BASE + 2 * largest,
+        exporting=EXPORT_BASE + TOKEN * config.vocab + max(turned[::2]) + max(turned[1::2], default=0),
         estimates=tuple(Estimate(name, size, RUN_BASE + size + cache + logits) for name, size in sizes),
     )
 

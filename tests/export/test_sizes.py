@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,15 @@ from hexgraft.host.bundle import open_bundle
 from hexgraft.models.checkpoint import open_checkpoint
 
 SIZES = {"hidden": 512, "ffn": 1536, "layers": 3, "head_dim": 64, "heads": 8, "kv_heads": 4, "vocab": 900}
+PEAK = """
+import re
+from pathlib import Path
+from hexgraft.host.cli.main import main
+try:
+    main()
+finally:  # not getrusage: that counts what the parent had at the fork
+    print(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text()).group(1))
+"""
 
 
 @needs_qnn
@@ -49,3 +60,13 @@ def test_binaries_have_the_estimated_size(precision: str, tmp_path: Path) -> Non
     }
     told = next(one for one in estimate(checkpoint.config, 128).estimates if one.precision == precision)
     assert told.weights == pytest.approx(size, rel=0.1)
+
+
+def test_an_export_takes_the_memory_it_was_said_to(tmp_path: Path) -> None:
+    """In a process of its own, with a matrix that outweighs the interpreter."""
+    folder = write_tiny_hf(tmp_path / "m", layers=1, hidden=2048, ffn=6144, head_dim=64)
+    told = estimate(open_checkpoint(folder).config, 64).exporting
+    words = ["export", str(folder), "-o", str(tmp_path / "b"), "--context", "64"]
+    done = subprocess.run([sys.executable, "-c", PEAK, *words], capture_output=True, text=True, check=True)
+    assert told > 200e6
+    assert int(done.stdout.split()[-1]) * 1024 == pytest.approx(told, rel=0.1)
