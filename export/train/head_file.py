@@ -15,7 +15,6 @@ from safetensors.numpy import save
 from hexgraft.export.train.head_net import HeadNet
 from hexgraft.host.atomic_file import write_whole
 
-TABLE = "acceptance.json"
 RECIPE = "recipe.json"
 
 

@@ -113,11 +113,12 @@ class HeadNet(nn.Module):
         self, embedded: Tensor, hidden: Tensor, keys: list[Tensor], values: list[Tensor], step: int
     ) -> Tensor:
         layer, attention = self.midlayer, self.midlayer.self_attn
+        dim = self.sizes.head_dim
         read = torch.cat((layer.input_layernorm(embedded), layer.hidden_norm(hidden)), -1)
         places = torch.arange(step, step + read.shape[1], device=read.device)
-        q = self._rotate(self._by_head(attention.q_proj(read)), places) * self.sizes.head_dim**-0.5
-        keys.append(self._rotate(self._by_head(attention.k_proj(read)), places))
-        values.append(self._by_head(attention.v_proj(read)))
+        q = rotate_rows(split_heads(attention.q_proj(read), dim), places, self.frequencies) * dim**-0.5
+        keys.append(rotate_rows(split_heads(attention.k_proj(read), dim), places, self.frequencies))
+        values.append(split_heads(attention.v_proj(read), dim))
         hidden = hidden + attention.o_proj(self._attend(q, keys, values))
         return hidden + layer.mlp(layer.post_attention_layernorm(hidden))  # type: ignore[no-any-return]
 
@@ -136,12 +137,15 @@ class HeadNet(nn.Module):
             mixed = mixed + shares[..., rows + place, None] * value
         return mixed.transpose(1, 2).flatten(2)
 
-    def _by_head(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:-1], -1, self.sizes.head_dim).transpose(1, 2)
 
-    def _rotate(self, x: Tensor, places: Tensor) -> Tensor:
-        """Rotate-half RoPE of [B, H, L, dim]."""
-        angles = places[:, None].double() * self.frequencies
-        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-        first, second = x.chunk(2, -1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+def split_heads(x: Tensor, dim: int) -> Tensor:
+    """[B, L, H * dim] to [B, H, L, dim]."""
+    return x.view(*x.shape[:-1], -1, dim).transpose(1, 2)
+
+
+def rotate_rows(x: Tensor, places: Tensor, frequencies: Tensor) -> Tensor:
+    """Rotate-half RoPE of [B, H, L, dim] at `places` [L]."""
+    angles = places[:, None].double() * frequencies
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    first, second = x.chunk(2, -1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)

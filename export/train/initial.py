@@ -47,14 +47,14 @@ def initial_head(graph: TorchGraph, features: tuple[int, ...], scale: Tensor, se
         starts = {"q": 0, "k": q_size, "v": q_size + kv_size}
         for part, projection in {"q": attention.q_proj, "k": attention.k_proj, "v": attention.v_proj}.items():
             columns = slice(starts[part], starts[part] + (q_size if part == "q" else kv_size))
-            halves = [_read(graph, f"layers.{number}.qkv")[columns] for number in (0, last)]
+            halves = [read_matrix(graph, f"layers.{number}.qkv")[columns] for number in (0, last)]
             factor = math.sqrt(s.head_dim) if part == "q" else 1.0
             projection.weight.copy_(torch.cat(halves, 1) * factor / math.sqrt(2))
-        attention.o_proj.weight.copy_(_read(graph, f"layers.{last}.o") / size)
-        gate_up = _read(graph, f"layers.{last}.gate_up")
+        attention.o_proj.weight.copy_(read_matrix(graph, f"layers.{last}.o") / size)
+        gate_up = read_matrix(graph, f"layers.{last}.gate_up")
         layer.mlp.gate_proj.weight.copy_(gate_up[: s.ffn])
         layer.mlp.up_proj.weight.copy_(gate_up[s.ffn :])
-        layer.mlp.down_proj.weight.copy_(_read(graph, f"layers.{last}.down") / size)
+        layer.mlp.down_proj.weight.copy_(read_matrix(graph, f"layers.{last}.down") / size)
         layer.input_layernorm.weight.copy_(graph.weight("layers.0.attn_norm"))
         layer.hidden_norm.weight.copy_(graph.weight(f"layers.{last}.attn_norm"))
         layer.post_attention_layernorm.weight.copy_(graph.weight(f"layers.{last}.ffn_norm"))
@@ -62,6 +62,6 @@ def initial_head(graph: TorchGraph, features: tuple[int, ...], scale: Tensor, se
     return net
 
 
-def _read(graph: TorchGraph, name: str) -> Tensor:
+def read_matrix(graph: TorchGraph, name: str) -> Tensor:
     """A matrix [out, in] of the graph, which has it transposed."""
     return graph.weight(name).float().t()

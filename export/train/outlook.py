@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hexgraft.export.train.dataset import Dataset
-from hexgraft.export.train.head_net import HeadNet
+from hexgraft.export.train.draft_net import DraftNet
 
 RANKS = 8
 
@@ -31,7 +31,7 @@ class Outlook:
 
 
 def outlook(
-    net: HeadNet, data: Dataset, embedding: Tensor, head: Tensor, tokens: NDArray[np.int64], depth: int = 4
+    net: DraftNet, data: Dataset, embedding: Tensor, head: Tensor, tokens: NDArray[np.int64], depth: int = 4
 ) -> Outlook:
     """Measure a head on the texts of `data`; `tokens` are the ids of its output rows."""
     emitted = rounds = 0

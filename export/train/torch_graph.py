@@ -54,6 +54,10 @@ class TorchGraph:
         """Whether a layer sees a window only."""
         return f"layers.{layer}" in self._local
 
+    def has(self, name: str) -> bool:
+        """Whether the graph has a weight of this name."""
+        return name in self._values
+
     def weight(self, name: str) -> Tensor:
         """A weight of the graph by its name there."""
         value: Tensor = self._values[name]
@@ -62,7 +66,7 @@ class TorchGraph:
     @property
     def head(self) -> Tensor:
         """The rows that give logits [vocab, d], the graph's scale of logits not in them."""
-        return self.weight("head" if "head" in self._values else "embed")
+        return self.weight("head" if self.has("head") else "embed")
 
     @property
     def eps(self) -> float:

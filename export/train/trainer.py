@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hexgraft.export.train.dataset import Batch, Dataset
-from hexgraft.export.train.head_net import HeadNet
+from hexgraft.export.train.draft_net import DraftNet
 from hexgraft.export.train.loss import soft_cross_entropy
 from hexgraft.export.train.workers import Workers
 
@@ -62,7 +62,7 @@ class Trainer:
 
     def __init__(
         self,
-        net: HeadNet,
+        net: DraftNet,
         data: Dataset,
         embedding: Tensor,
         head: Tensor,
@@ -129,7 +129,7 @@ class Trainer:
         loss = total / sums[1].clamp(min=1.0)
         if mine:
             loss.backward()  # type: ignore[no-untyped-call]
-        self.workers.sum_gradients(self.net)
+        self.workers.sum_gradients(self.net.parameters())
         torch.nn.utils.clip_grad_norm_(self.net.parameters(), self.options.clip)
         self.optimiser.step()
         return float(sums[0] / sums[1].clamp(min=1.0))

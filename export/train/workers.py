@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as distributed
@@ -35,17 +35,21 @@ class Workers:
             distributed.all_reduce(value)
         return value
 
-    def sum_gradients(self, net: nn.Module) -> None:
+    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Replace every gradient by its sum over all processes, in one message."""
         if self.count == 1:
             return
-        gradients = [p.grad for p in net.parameters() if p.grad is not None]
+        gradients = [p.grad for p in parameters if p.grad is not None]
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
         distributed.all_reduce(flat)
         start = 0
         for gradient in gradients:
             gradient.copy_(flat[start : start + gradient.numel()].view_as(gradient))
             start += gradient.numel()
+
+    def any(self, mine: bool) -> bool:
+        """Whether any process says so."""
+        return bool(self.sum(torch.tensor(float(mine))) > 0)
 
     def wait(self) -> None:
         """Until every process is here."""

@@ -71,7 +71,7 @@ def train_draft(target: Path, output: Path, **options: Any) -> None:
         raise UsageError("training needs torch", "pip install 'hexgraft[train]'")
     import torch
 
-    from hexgraft.export.train.job import HeadJob, Job
+    from hexgraft.export.train.job import Job, TrainingJob
     from hexgraft.export.train.seeds import read_prompts
     from hexgraft.export.train.trainer import TrainOptions
     from hexgraft.export.train.workers import Workers
@@ -83,10 +83,12 @@ def train_draft(target: Path, output: Path, **options: Any) -> None:
         seed=options["seed"],
         epochs=options["epochs"],
         batch=options["batch"],
-        unroll=options["unroll"],
+        unroll=options["unroll"] if options["kind"] == "head" else 1,
         low_precision=not options["full_precision"],
     )
     job = Job(
+        kind=options["kind"],
+        layers=options["layers"],
         tokens=options["tokens"],
         rows=options["vocab"],
         seed=options["seed"],
@@ -100,7 +102,7 @@ def train_draft(target: Path, output: Path, **options: Any) -> None:
     try:
         work = options["work"] or output.with_name(output.name + ".work")
         bundle = _bundle(target, work, workers)
-        run = HeadJob(bundle, work, job, say if workers.first else lambda message: None)
+        run = TrainingJob(bundle, work, job, say if workers.first else lambda message: None)
         if options["shard"] is None:
             shard, shards = workers.rank, workers.count
         with token_progress("writing text", job.tokens) as advance:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command import hexgraft
+from command import error_of, hexgraft
 from pair import write_pair
 from safetensors.numpy import load_file
 
+from hexgraft.host.bundle import open_bundle
+from hexgraft.host.cpu_session import CpuSession
+from hexgraft.host.drafters.registry import make_drafter
+from hexgraft.host.drafters.static import Static
 from hexgraft.models.checkpoint import open_checkpoint
 from hexgraft.models.head_checkpoint import HeadCheckpoint
 
@@ -66,6 +71,27 @@ def test_a_head_comes_out_that_export_takes(target: Path, whole: tuple[Path, dic
     assert "lm_head.weight" not in tensors
 
 
+def test_its_acceptance_table_goes_into_the_bundle(
+    target: Path, whole: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    checkpoint = target.parent / "target-checkpoint"
+    done = hexgraft("export", checkpoint, "-o", tmp_path / "b", "--draft", whole[0], "--context", "256")
+    assert done.exit_code == 0, done.output
+    bundle = open_bundle(tmp_path / "b")
+    table = whole[1]["acceptance_by_depth_and_rank"]
+    assert bundle.model("draft").acceptance == table
+    static = make_drafter("static", bundle, lambda: CpuSession(bundle, "draft", threads=1))
+    assert isinstance(static, Static)
+    assert list(static._table.at(1)) == table[1]
+
+    shutil.copytree(whole[0], tmp_path / "bad")
+    (tmp_path / "bad" / "acceptance.json").write_text('{"by_depth_and_rank": [[0.5, 1.5]]}')
+    done = hexgraft(
+        "export", checkpoint, "-o", tmp_path / "c", "--draft", tmp_path / "bad", "--context", "256"
+    )
+    assert "is not a table of rates from 0 to 1" in error_of(done)[0]
+
+
 def test_a_stopped_run_goes_on_to_the_same_loss(
     target: Path, whole: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,7 +139,7 @@ def test_shards_of_two_processes_merge_and_train_to_the_same_loss(
     ("arguments", "message"),
     [
         (["--vocab", "4000"], "--vocab 4000 is more than the 320 tokens of the target"),
-        (["--tokens", "20", "--texts", "2", "--new-tokens", "6"], "too few to train a head on"),
+        (["--tokens", "20", "--texts", "2", "--new-tokens", "6"], "too few to train a draft on"),
         (["--shard", "3/2"], "--shard '3/2' is not of the form I/N"),
         (["--prompts", "/nowhere"], "cannot read prompts from /nowhere"),
     ],
@@ -150,3 +176,41 @@ def test_a_full_disk_is_said_before_and_while_writing(
         done = run(target, "-o", tmp_path / "head2", *SMALL)
     assert done.exit_code == 1
     assert "no space left for" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_a_trained_head_drafts_what_an_untrained_one_does_not(tmp_path: Path, family: str) -> None:
+    """From a checkpoint to tokens a round of the real decode loop, for two kinds of targets."""
+    write_pair(tmp_path, noise=None, family=family, layers=5)
+    checkpoint = tmp_path / "target-checkpoint"
+    figures = {}
+    for epochs, name in ((1, "untrained"), (24, "trained")):
+        options = [
+            "--tokens",
+            "12000",
+            "--texts",
+            "64",
+            "--new-tokens",
+            "60",
+            "--vocab",
+            "256",
+            "--unroll",
+            "2",
+        ]
+        options += ["--epochs", str(epochs), "--batch", "4096" if epochs > 1 else "1000000"]
+        head = tmp_path / name
+        done = hexgraft(
+            "train-draft", checkpoint, "-o", head, *options, "--work", tmp_path / "w", "--threads", "1"
+        )
+        assert done.exit_code == 0, done.output
+        bundle = tmp_path / f"{name}-bundle"
+        done = hexgraft("export", checkpoint, "-o", bundle, "--draft", head, "--context", "512")
+        assert done.exit_code == 0, done.output
+        done = hexgraft(
+            "lab", bundle, "--drafters", "chain", "--tree-sizes", "4", "--max-tokens", "48", "--json"
+        )
+        assert done.exit_code == 0, done.output
+        rows = json.loads(done.stdout)["rows"]
+        figures[name] = next(row for row in rows if row["category"] == "all")["tokens_per_round"]
+    assert figures["trained"] > figures["untrained"] + 0.1
