@@ -161,6 +161,7 @@ class _Writer:
         entry = _model_entry(HEAD_GRAPH, head.config.layer, head.name, graph, self.options, ())
         entry.architecture, entry.head = head.config.kind, write_head_entry(head, self.folder)
         entry.graphs[0].precision = "fp32"
+        entry.acceptance = head.acceptance
         return entry
 
     def _graph(self, role: str, checkpoint: Checkpoint) -> tuple[Graph, ModelConfig]:

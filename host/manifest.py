@@ -117,6 +117,9 @@ class ModelEntry(msgspec.Struct, forbid_unknown_fields=True):
     `features` lists what the output `hidden` [1, T, len(features) * hidden] carries side by side: the
     residual stream after so many layers, the number of all `layers` standing for the state after the last
     norm. Without any there is no such output. A `head` gives its own state there, [1, T, hidden].
+
+    `acceptance` says of a draft how often its best, second best, ... child of a node at each depth was the
+    target's token, where its training has measured that.
     """
 
     name: str
@@ -139,8 +142,9 @@ class ModelEntry(msgspec.Struct, forbid_unknown_fields=True):
     local_rope: RopeEntry | None = None
     capacities: list[int] = []
     features: list[int] = []
-    kv_encodings: list[KvEncoding] = []
     head: HeadEntry | None = None
+    kv_encodings: list[KvEncoding] = []
+    acceptance: list[list[float]] = []
 
     @property
     def hidden_size(self) -> int:

@@ -23,6 +23,7 @@ from hexgraft.models.hf_config import config_from_hf
 from hexgraft.models.hf_names import LAYER_PARTS
 from hexgraft.models.hf_tensors import DTYPES, INDEX, SINGLE, HfTensors, clip
 from hexgraft.models.json_file import Fields, read_json
+from hexgraft.models.shipped_heads import shipped_head
 from hexgraft.models.tensor_files import TensorFiles
 from hexgraft.models.torch_file import BIN, TorchTensors
 
@@ -35,6 +36,8 @@ _WHOLE = {
     "embed": "embed_tokens.weight",
 }
 _TABLES = ("d2t", "t2d")
+ACCEPTANCE = "acceptance.json"
+"""Beside a head: {"by_depth_and_rank": rates}."""
 _UNSUPPORTED = ("norm_before_residual", "norm_before_fc", "speculators_model_type")
 """Switches of other trainers that change what the same tensors mean."""
 
@@ -55,6 +58,8 @@ class HeadCheckpoint:
     license: str | None
     source_format: str
     notes: list[str]
+    acceptance: list[list[float]]
+    """What its training measured (`ModelEntry.acceptance`), empty where that is not told."""
 
     def __init__(self, path: Path, target: Checkpoint) -> None:
         self.path, self._target = path, target
@@ -73,6 +78,7 @@ class HeadCheckpoint:
             self.notes.append("its embedding is the target's, and is not stored again")
         self.name = self.origin = path.resolve().name
         self.license = license_of(path / "README.md")
+        self.acceptance = _acceptance(path / ACCEPTANCE)
 
     def blocks(self, name: str) -> Iterator[NDArray[np.float32]]:
         """Row blocks of the tensor with the canonical name `name`, float32, as `Checkpoint.blocks`."""
@@ -194,6 +200,23 @@ class HeadCheckpoint:
         return DTYPES[self._tensors.header(self._names["fc"])[0]]
 
 
+def _acceptance(file: Path) -> list[list[float]]:
+    if not file.is_file():
+        return []
+    table = read_json(file).get("by_depth_and_rank")
+    rows: list[Any] = table if isinstance(table, list) else [None]
+    for row in rows:
+        if (
+            not isinstance(row, list)
+            or not row
+            or not all(isinstance(v, float | int) and 0 <= v <= 1 for v in row)
+        ):
+            raise CheckpointError(
+                f"{file} is not a table of rates from 0 to 1 by depth and rank", "remove it, or train again"
+            )
+    return [[float(value) for value in row] for row in rows]
+
+
 def is_head(path: Path) -> bool:
     """Whether a folder holds a draft head: it mixes features in with a matrix `fc`, and is no model alone."""
     if not (path / "config.json").is_file():
@@ -245,10 +268,12 @@ def _check_layers(values: dict[str, Any], features: tuple[int, ...], where: str)
 
 
 def open_draft(path: Path, target: Checkpoint) -> Checkpoint | HeadCheckpoint:
-    """A draft for a target: a model of its own, or a head."""
+    """A draft for a target: a model of its own, or a head, which may be one that comes with hexgraft."""
     from hexgraft.models.checkpoint import open_checkpoint
     from hexgraft.models.hub import download, is_hub_id
 
+    if not path.exists():
+        path = shipped_head(str(path)) or path
     if path.is_dir() and is_head(path):
         return HeadCheckpoint(path, target)
     if not path.exists() and is_hub_id(path):

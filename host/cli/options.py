@@ -22,7 +22,6 @@ from hexgraft.host.decode import DecodeOptions, Decoder
 from hexgraft.host.drafters.base import Drafter
 from hexgraft.host.drafters.knobs import TableKnobs, parse_knobs
 from hexgraft.host.drafters.registry import DRAFTERS, default_drafter, make_drafter
-from hexgraft.host.drafters.shape import AcceptanceTable
 from hexgraft.host.prefix import Place, Prefix, read_prefix
 from hexgraft.host.sampling import Sampling
 from hexgraft.host.session import Session
@@ -345,7 +344,7 @@ def _drafter(
         open_draft,
         sampling=sampling,
         verifier=verifier,
-        table=AcceptanceTable(knobs.of(TableKnobs).table),
+        table=knobs.of(TableKnobs).acceptance,
         corpus=corpus,
         knobs=knobs,
     )

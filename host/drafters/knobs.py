@@ -10,7 +10,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from hexgraft.host.drafters.best_first import BestFirstKnobs
 from hexgraft.host.drafters.lookup import LookupKnobs
-from hexgraft.host.drafters.shape import DEFAULT_TABLE
+from hexgraft.host.drafters.shape import AcceptanceTable
 from hexgraft.models.errors import UsageError
 
 T = TypeVar("T")
@@ -37,9 +37,15 @@ class LevelsKnobs:
 
 @dataclass(frozen=True, slots=True)
 class TableKnobs:
-    """`table`: how often the child of each rank is the accepted one, which decides the shape of a tree."""
+    """`table`: how often the child of each rank is the accepted one, which decides the shape of a tree. Empty
+    for what the draft's training has measured, or else a rough default."""
 
-    table: tuple[float, ...] = DEFAULT_TABLE
+    table: tuple[float, ...] = ()
+
+    @property
+    def acceptance(self) -> AcceptanceTable | None:
+        """The table, where there is one."""
+        return AcceptanceTable(self.table) if self.table else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,8 @@ def make_drafter(
 
     `chain` is the top-1 chain of the draft model, or of lookup where the bundle has none. `sampling` and
     `verifier` are those of the run: under `match` a draft model ranks by the noise the target will draw with,
-    and `sampled` draws the way a residual verifier needs. `table` shapes `static` and `sampled`, `corpus`
+    and `sampled` draws the way a residual verifier needs. `table` shapes `static` and `sampled`, the
+    bundle's own if None; `corpus`
     holds token sequences for `lookup`, `knobs` set the drafter's own parameters.
     """
     if name not in DRAFTERS:
@@ -61,6 +62,8 @@ def make_drafter(
     if name == "chain" and bundle.draft is None:
         return Lookup(corpus, LookupKnobs(occurrences=1))
     bundle.model("draft")
+    if table is None and bundle.model("draft").acceptance:
+        table = AcceptanceTable(bundle.model("draft").acceptance)
     sampling = sampling or Sampling()
     verifier = verifier or Match(sampling.seed)
     if name == "sampled":

@@ -11,7 +11,6 @@ from hexgraft.host.bundle import Bundle
 from hexgraft.host.drafters.base import Drafter
 from hexgraft.host.drafters.knobs import KNOBS, TableKnobs, parse_knobs
 from hexgraft.host.drafters.registry import DRAFTERS, make_drafter
-from hexgraft.host.drafters.shape import AcceptanceTable
 from hexgraft.host.sampling import Sampling
 from hexgraft.host.session import Session
 from hexgraft.models.errors import HexgraftError
@@ -59,7 +58,7 @@ def maker(bundle: Bundle, sampling: Sampling) -> Maker:
 
     def make(setting: Setting, open_draft: OpenDraft) -> Drafter:
         knobs = parse_knobs(setting.drafter, setting.options)
-        table = AcceptanceTable(knobs.of(TableKnobs).table)
+        table = knobs.of(TableKnobs).acceptance
         return make_drafter(setting.drafter, bundle, open_draft, sampling=sampling, table=table, knobs=knobs)
 
     return make
