@@ -105,6 +105,11 @@ def wait_until(true: Callable[[], bool], seconds: float = 10.0) -> bool:
     return True
 
 
+def promised(seconds: float = 2.0) -> float:
+    """How long something may take that is promised within so many seconds, on a machine with other work."""
+    return seconds * max(1.0, 2 * os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
 def setting(device: LoopbackDevice, name: str = "stay_on_while_plugged_in") -> str:
     """A global setting of the phone."""
     file = device.sandbox.folder / "settings" / f"global.{name}"

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "frames.h"
+#include "npu_probe.h"
 #include "record.h"
 #include "runtime.h"
 #include "session.h"
@@ -29,7 +30,8 @@ enum ExitCode { kOk = 0, kFailed = 1, kUsage = 2, kHostGone = 3 };
 
 constexpr const char* kUsageText =
     "usage: hexgraft-runner [--ort PATH] [--qnn PATH] [--htp-backend PATH] [--caches FOLDER] [--record FILE]\n"
-    "                       [--rest MILLISECONDS] [--version]\n"
+    "                       [--rest MILLISECONDS]\n"
+    "       hexgraft-runner --version | --probe-npu LIBRARY\n"
     "Speaks hexgraft's wire protocol on stdin and stdout; `hexgraft` starts it.\n";
 
 struct Arguments {
@@ -138,6 +140,11 @@ int main(int count, char** words) {
   if (count == 2 && std::strcmp(words[1], "--version") == 0) {
     std::printf("hexgraft-runner %s protocol %d %s\n", HEXGRAFT_VERSION, kProtocol, HEXGRAFT_BUILD);
     return kOk;
+  }
+  if (count == 3 && std::strcmp(words[1], "--probe-npu") == 0) {
+    std::puts(probe_npu(words[2]).c_str());
+    std::fflush(nullptr);
+    ::_exit(kOk);  // the vendor's library may hang in its destructors
   }
   Arguments arguments;
   if (!parse(count, words, arguments)) {

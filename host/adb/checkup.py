@@ -12,20 +12,22 @@ from hexgraft.host.adb.errors import DeviceError, NoAdb, NoDevice
 from hexgraft.host.adb.facts import PhoneFacts, gather
 from hexgraft.host.adb.phone import Phone, open_phone
 from hexgraft.host.adb.push import megabytes
-from hexgraft.host.adb.release import find_release
+from hexgraft.host.adb.release import Release, find_release
 from hexgraft.host.adb.server import INSTALL_HINT, Server
 from hexgraft.host.adb.shell import quote
 from hexgraft.host.adb.store import Store
+from hexgraft.host.runner.local import RUNNER
 from hexgraft.models.errors import HexgraftError
 
-OK, WARNING, FAILED = "ok", "warning", "failed"
+OK, WARNING, FAILED, UNKNOWN = "ok", "warning", "failed", "unknown"
 _HOT = 45.0
 _LOW_BATTERY = 20
 _LOW_SPACE = 1 << 30
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One line of a checkup. `state` is one of OK, WARNING and FAILED; `fix` says what to do."""
+    """One line of a checkup. `state` is one of OK, WARNING, FAILED and UNKNOWN, which is what could not be
+    checked; `fix` says what to do."""
 
     what: str
     state: str
@@ -77,7 +79,12 @@ def check_phone(serial: str | None, root: str, chip: Callable[[PhoneFacts], str 
     yield from _npu(phone, facts, chip)
     yield from _folder(phone, facts)
     yield from _state(facts)
-    yield from _runner(phone, facts)
+    release, missing = _present(phone, facts)
+    if missing is not None:
+        yield missing
+    yield from _runner(phone, release)
+    if facts.nodes:
+        yield from _unsigned(phone, release)
 
 
 def _npu(phone: Phone, facts: PhoneFacts, chip: Callable[[PhoneFacts], str | None]) -> Findings:
@@ -110,10 +117,12 @@ def _npu(phone: Phone, facts: PhoneFacts, chip: Callable[[PhoneFacts], str | Non
 
 def _denials(phone: Phone) -> Findings:
     """What SELinux kept from the shell user lately."""
-    log = phone.run(
-        "logcat -d -b all -t 4000 2>/dev/null | grep 'avc: *denied'; true", "reading its log"
-    ).stdout
-    ours = [line for line in log.splitlines() if re.search(r"adsprpc|fastrpc|qdsp|hexgraft|u:r:shell", line)]
+    log = phone.run("logcat -d -b all -t 4000 2>/dev/null; true", "reading its log").stdout.splitlines()
+    if not log:
+        yield Finding("SELinux", UNKNOWN, "could not check: the phone's log is empty or may not be read")
+        return
+    denials = [line for line in log if re.search(r"avc: *denied", line)]
+    ours = [line for line in denials if re.search(r"adsprpc|fastrpc|qdsp|hexgraft|u:r:shell", line)]
     if not ours:
         yield Finding("SELinux", OK, "no denial in the log that concerns us")
         return
@@ -167,22 +176,84 @@ def _state(facts: PhoneFacts) -> Findings:
         yield Finding("screen", OK if facts.awake else WARNING, "on" if facts.awake else "off", fix)
 
 
-def _runner(phone: Phone, facts: PhoneFacts) -> Findings:
-    """Whether the runner of this installation is there, starts, and what it can do."""
-    pid = running(phone)
-    if pid is not None:
-        yield Finding("runner", WARNING, f"one runs already, process {pid}", "wait for that run to end")
-        return
+def _present(phone: Phone, facts: PhoneFacts) -> tuple[Release | None, Finding | None]:
+    """The runner of this installation that is on the phone, with the NPU's libraries or without; and what is
+    missing here to know one."""
+    missing = None
     for qnn in (True, False):
         try:
             release = find_release(facts.target, qnn=qnn)
         except HexgraftError as error:
             if not qnn:
-                yield Finding("runner", WARNING, error.message, error.hint or "")
+                missing = Finding("runner here", WARNING, error.message, error.hint or "")
             continue
         if Store(phone).is_whole(release.folder):
-            break
+            return release, None
+    return None, missing
+
+
+class _Probe(msgspec.Struct):
+    """What `hexgraft-runner --probe-npu` prints."""
+
+    unsigned_pd: bool | None
+    arch: int | None
+    error: str | None
+
+
+def _unsigned(phone: Phone, release: Release | None) -> Findings:
+    """Whether the compute DSP takes unsigned code, which is all that the shell user's libraries are; and
+    whether the skel for its Hexagon version is there. The phone's own FastRPC library is asked."""
+    what = "unsigned PD"
+    if release is None:
+        yield Finding(
+            what, UNKNOWN, "could not check: the runner that asks is not on the phone", "hexgraft push BUNDLE"
+        )
+        return
+    folder = f"{phone.root}/{release.folder.name}"
+    done = phone.run(
+        f"LD_LIBRARY_PATH={quote(folder)}:/vendor/lib64:/system/vendor/lib64 "
+        f"{quote(f'{folder}/{RUNNER}')} --probe-npu libcdsprpc.so",
+        "asking for its NPU",
+    )
+    try:
+        probe = msgspec.json.decode(done.stdout, type=_Probe)
+    except msgspec.DecodeError:
+        said = (done.stderr.strip().splitlines() or [f"exit {done.code}"])[-1]
+        probe = _Probe(None, None, said)
+    if probe.unsigned_pd is None:
+        yield Finding(what, UNKNOWN, f"could not check: {probe.error}", "a run with --provider htp will tell")
+    elif probe.unsigned_pd:
+        yield Finding(what, OK, "allowed")
     else:
+        yield Finding(
+            what, WARNING, "the phone's NPU takes signed code only", "use another phone, or --provider cpu"
+        )
+    if release.qnn:
+        yield from _skel(release, probe.arch)
+
+
+def _skel(release: Release, arch: int | None) -> Findings:
+    """Whether the library that runs on the NPU itself is there for its version."""
+    if arch is None:
+        yield Finding("skel", UNKNOWN, "could not check: the phone does not tell its Hexagon version")
+    elif f"libQnnHtpV{arch}Skel.so" in release.libraries:
+        yield Finding("skel", OK, f"libQnnHtpV{arch}Skel.so is on the phone")
+    else:
+        yield Finding(
+            "skel",
+            WARNING,
+            f"libQnnHtpV{arch}Skel.so is not among the libraries on the phone",
+            "gather it, then push: hexgraft device sdk --qairt SDK",
+        )
+
+
+def _runner(phone: Phone, release: Release | None) -> Findings:
+    """Whether the runner of this installation is there, starts, and what it can do."""
+    pid = running(phone)
+    if pid is not None:
+        yield Finding("runner", WARNING, f"one runs already, process {pid}", "wait for that run to end")
+        return
+    if release is None:
         yield Finding("runner", WARNING, "not on the phone yet", "hexgraft push BUNDLE")
         return
     try:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import click
 import msgspec
 
-from hexgraft.host.adb.checkup import FAILED, OK, WARNING, Finding, check_adb, check_phone
+from hexgraft.host.adb.checkup import FAILED, OK, UNKNOWN, WARNING, Finding, check_adb, check_phone
 from hexgraft.host.adb.errors import NoDevice
 from hexgraft.host.adb.phone import ROOT
 from hexgraft.host.cli.console import print_json
@@ -19,7 +19,7 @@ from hexgraft.host.runner.local import find_runner
 from hexgraft.models.errors import FAILED as EXIT_FAILED
 from hexgraft.models.errors import NO_DEVICE, HexgraftError
 
-_COLOURS = {OK: "green", WARNING: "yellow", FAILED: "red"}
+_COLOURS = {OK: "green", WARNING: "yellow", FAILED: "red", UNKNOWN: "blue"}
 _EXTRAS = {"onnxruntime_qnn": ("htp", "the Hexagon emulator"), "adbutils": ("device", "phones over adb")}
 
 

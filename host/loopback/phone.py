@@ -30,7 +30,7 @@ class PhoneModel:
     awake: bool = True
     nodes: tuple[str, ...] = ("/dev/fastrpc-cdsp", "/dev/fastrpc-adsp")
     vendor: tuple[str, ...] = ("/vendor/lib64/libcdsprpc.so", "/vendor/lib/rfsa/adsp/libQnnHtpV75Skel.so")
-    logcat: str = ""
+    logcat: str = "11-29 21:00:00.000  1000  1000 I ActivityManager: Start proc\n"
 
     def properties(self) -> dict[str, str]:
         return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from phones import setting, wait_until
+from phones import promised, setting, wait_until
 
 from hexgraft.host.adb.errors import Busy, ConnectionLost
 from hexgraft.host.adb.phone import open_phone
@@ -34,9 +34,9 @@ def test_push_run_lose_and_run(
     device.drop()
     with pytest.raises(ConnectionLost):
         logits(session)
-    assert wait_until(lambda: device.sandbox.processes() == [], 2)
+    assert wait_until(lambda: device.sandbox.processes() == [], promised())
     assert setting(device) == "0"
     open_phone().wait(30)
     assert logits(open_device_session(bundle, "target")) == pytest.approx(expected, abs=1e-5)
     close_places()
-    assert wait_until(lambda: device.sandbox.processes() == [], 2)
+    assert wait_until(lambda: device.sandbox.processes() == [], promised())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from device_command import Hexgraft
-from phones import setting, wait_until
+from phones import promised, setting, wait_until
 
 from hexgraft.host.adb.phone import Phone, open_phone
 from hexgraft.host.bundle import Bundle
@@ -37,7 +37,7 @@ def test_a_lost_link_keeps_the_text(hexgraft: Hexgraft, bundle: Bundle, device: 
     assert 0 < len(kept["tokens"]) < 300
     assert kept["tokens"] == whole.json["tokens"][: len(kept["tokens"])]
     assert whole.json["text"].startswith(kept["text"].rstrip("\ufffd"))
-    assert wait_until(lambda: device.sandbox.processes() == [], 2)
+    assert wait_until(lambda: device.sandbox.processes() == [], promised())
     assert setting(device) == "0"
     open_phone(device.serial).wait(30)
     assert hexgraft(*words, "--backend", "device").json["tokens"] == whole.json["tokens"]

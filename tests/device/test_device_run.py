@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from device_command import Hexgraft, command, run_words
-from phones import Connect, setting, wait_until
+from phones import Connect, promised, setting, wait_until
 
 from hexgraft.host.adb.phone import open_phone
 from hexgraft.host.bundle import Bundle
@@ -35,7 +35,7 @@ def test_prompts_arrive_as_they_are(hexgraft: Hexgraft, bundle: Bundle, device: 
         assert (here.code, there.code) == (0, 0), there.err
         assert there.json["tokens"] == here.json["tokens"]
         assert there.json["text"] == here.json["text"]
-    assert wait_until(lambda: device.sandbox.processes() == [], 2)
+    assert wait_until(lambda: device.sandbox.processes() == [], promised())
     assert setting(device) == "0"
 
 
@@ -92,16 +92,18 @@ def test_ctrl_c_keeps_the_text_and_leaves_nothing(
 ) -> None:
     hexgraft("push", str(bundle.path))
     device.faults.rate = 400_000.0
-    words = ["run", str(bundle.path), "-p", "abc", "--raw", "--max-tokens", "500", "--plain"]
+    words = ["run", str(bundle.path), "-p", "abc", "--raw", "--max-tokens", "500", "--plain", "--show-tree"]
     running = command(*words, "--backend", "device", "--json")
-    assert wait_until(lambda: device.sandbox.processes() != [] and setting(device) == "7", 20)
-    time.sleep(0.5)
+    assert running.stderr is not None
+    first = running.stderr.readline()  # of the first round's tree
+    assert setting(device) == "7"
     running.send_signal(signal.SIGINT)
-    out, err = running.communicate(timeout=30)
-    assert running.returncode == INTERRUPTED, err
+    out, err = running.communicate(timeout=60)
+    assert running.returncode == INTERRUPTED, first + err
     result = json.loads(out)
     assert result["finish"] == "interrupted"
-    assert wait_until(lambda: device.sandbox.processes() == [], 2)
+    assert 0 < len(result["tokens"]) < 500
+    assert wait_until(lambda: device.sandbox.processes() == [], promised())
     assert setting(device) == "0"
 
 
@@ -125,4 +127,4 @@ def test_ctrl_c_twice_ends_a_runner_that_hangs(
         time.sleep(0.3)
     _, err = running.communicate(timeout=30)
     assert running.returncode == INTERRUPTED, err
-    assert wait_until(lambda: device.sandbox.processes() == [], 2)
+    assert wait_until(lambda: device.sandbox.processes() == [], promised())

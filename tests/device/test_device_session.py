@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from phones import Connect, setting, wait_until
+from phones import Connect, promised, setting, wait_until
 
 from hexgraft.host.adb import session as device_session
 from hexgraft.host.adb.checkup import check_phone
@@ -98,7 +98,7 @@ def test_target_and_draft_share_a_runner_and_end_it(bundle: Bundle, device: Loop
     target.close()
     assert running(phone) is not None
     draft.close()
-    assert wait_until(lambda: device.sandbox.processes() == [], 2)
+    assert wait_until(lambda: device.sandbox.processes() == [], promised())
     draft.close()
 
 
@@ -107,7 +107,7 @@ def test_the_screen_stays_on_and_the_setting_comes_back(bundle: Bundle, device: 
     session = open_device_session(bundle, "target")
     assert setting(device) == "7"
     session.close()
-    assert wait_until(lambda: setting(device) == before, 2)
+    assert wait_until(lambda: setting(device) == before, promised())
     session = open_device_session(bundle, "target", DeviceOptions(stay_awake=False))
     assert setting(device) == before
     session.close()
@@ -117,7 +117,7 @@ def test_a_setting_that_was_never_made_is_deleted_again(bundle: Bundle, device: 
     file = device.sandbox.folder / "settings" / "global.stay_on_while_plugged_in"
     file.unlink()
     open_device_session(bundle, "target").close()
-    assert wait_until(lambda: not file.exists(), 2)
+    assert wait_until(lambda: not file.exists(), promised())
 
 
 def test_a_value_saved_by_a_run_that_died_is_the_one_restored(bundle: Bundle, device: LoopbackDevice) -> None:
@@ -130,7 +130,7 @@ def test_a_value_saved_by_a_run_that_died_is_the_one_restored(bundle: Bundle, de
     phone = open_phone()
     phone.wait(30)
     open_device_session(bundle, "target").close()
-    assert wait_until(lambda: setting(device) == "0", 2)
+    assert wait_until(lambda: setting(device) == "0", promised())
 
 
 def test_the_second_run_is_told_who_holds_the_phone(bundle: Bundle, device: LoopbackDevice) -> None:
@@ -157,7 +157,7 @@ def test_android_s_own_shell_and_commands(bundle: Bundle, android: LoopbackDevic
     android.drop()
     with pytest.raises(ConnectionLost):
         decode(bundle, session)
-    assert wait_until(lambda: android.sandbox.processes() == [], 2)
+    assert wait_until(lambda: android.sandbox.processes() == [], promised())
     assert setting(android) == "0"
     findings = list(check_phone(android.serial, phone.root, lambda facts: facts.soc))
     assert [f.what for f in findings if f.state == "failed"] == []
@@ -190,7 +190,7 @@ def test_a_lost_link_is_told_and_the_next_run_works(bundle: Bundle, device: Loop
     with pytest.raises(ConnectionLost, match=r"the connection to SM S928B .* was lost") as raised:
         decode(bundle, session)
     assert raised.value.exit_code == CONNECTION_LOST
-    assert wait_until(lambda: device.sandbox.processes() == [], 2)
+    assert wait_until(lambda: device.sandbox.processes() == [], promised())
     assert setting(device) == "0"
     open_phone().wait(30)
     again = open_device_session(bundle, "target")
@@ -225,7 +225,7 @@ def test_a_runner_that_will_not_end_is_killed_by_its_number(bundle: Bundle, devi
     place = session._place
     assert place is not None
     place.close()
-    assert wait_until(lambda: device.sandbox.processes() == [], 2)
+    assert wait_until(lambda: device.sandbox.processes() == [], promised())
 
 
 def test_a_number_that_is_no_longer_a_runner_is_left_alone(device: LoopbackDevice) -> None:
@@ -257,7 +257,7 @@ def test_kill_9_of_the_host_leaves_nothing(bundle: Bundle, device: LoopbackDevic
     assert setting(device) == "7"
     host.kill()
     host.wait()
-    assert wait_until(lambda: device.sandbox.processes() == [], 2)
+    assert wait_until(lambda: device.sandbox.processes() == [], promised())
     assert setting(device) == "0"
     host.stdout.close()
 
@@ -265,7 +265,7 @@ def test_kill_9_of_the_host_leaves_nothing(bundle: Bundle, device: LoopbackDevic
 def test_an_unwanted_exit_ends_the_runner(bundle: Bundle, device: LoopbackDevice) -> None:
     open_device_session(bundle, "target")
     close_places()
-    assert wait_until(lambda: device.sandbox.processes() == [], 2)
+    assert wait_until(lambda: device.sandbox.processes() == [], promised())
     assert device_session._places == {}
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from device_command import Hexgraft
-from phones import Connect, wait_until
+from phones import Connect, promised, wait_until
 
+from hexgraft.host.adb import checkup
+from hexgraft.host.adb.release import Release
+from hexgraft.host.adb.store import Folder, Piece
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.loopback.adb_server import AdbServer
 from hexgraft.host.loopback.device import LoopbackDevice
@@ -31,7 +37,7 @@ def test_doctor(hexgraft: Hexgraft, bundle: Bundle, device: LoopbackDevice) -> N
     found = {each["what"]: each for each in hexgraft("doctor", "--backend", "device", "--json").json}
     assert found["runner"]["state"] == "ok"
     assert "runs on: cpu" in found["runner"]["said"]
-    assert wait_until(lambda: device.sandbox.processes() == [], 2)
+    assert wait_until(lambda: device.sandbox.processes() == [], promised())
 
 
 def test_doctor_finds_what_is_wrong(hexgraft: Hexgraft, connect: Connect) -> None:
@@ -39,8 +45,6 @@ def test_doctor_finds_what_is_wrong(hexgraft: Hexgraft, connect: Connect) -> Non
         'avc: denied { read write } for comm="runner" name="adsprpc-smd" '
         "scontext=u:r:shell:s0 tcontext=u:object_r:vendor_qdsp_device:s0 tclass=chr_file\n"
     )
-    from dataclasses import replace
-
     model = replace(PHONES["no-npu"], battery=7, awake=False, temperatures={"skin": 51.0}, logcat=denial)
     device = connect(model)
     device.set_noexec(True)
@@ -58,6 +62,74 @@ def test_doctor_finds_what_is_wrong(hexgraft: Hexgraft, connect: Connect) -> Non
     assert found["screen"] == ("warning", "off")
     assert found["space"][0] == "warning"
     assert all(each["fix"] for each in result.json if each["state"] != "ok")
+
+
+FASTRPC = """
+#include <stdint.h>
+struct capability { uint32_t domain, attribute, value; };
+int remote_handle_control(uint32_t request, void* data, uint32_t size) {
+  struct capability* asked = data;
+  if (request != 2 || size != sizeof *asked || asked->domain != 3) return 1;
+  if (asked->attribute == 1) { asked->value = ALLOWED; return CODE; }
+  if (asked->attribute == 6) { asked->value = 0x8875; return CODE; }
+  return 1;
+}
+"""
+
+
+def put_fastrpc(device: LoopbackDevice, folder: Path, *, allowed: int = 1, code: int = 0) -> None:
+    """A library of the phone's maker that answers as FastRPC does."""
+    source = folder / "fastrpc.c"
+    source.write_text(FASTRPC.replace("ALLOWED", str(allowed)).replace("CODE", str(code)))
+    library = device.sandbox.path("/vendor/lib64/libcdsprpc.so")
+    library.unlink(missing_ok=True)
+    words = ["cc", "-shared", "-fPIC", "-o", str(library), str(source)]
+    subprocess.run(words, check=True, capture_output=True)
+
+
+def test_doctor_asks_for_unsigned_code(
+    hexgraft: Hexgraft, bundle: Bundle, device: LoopbackDevice, tmp_path: Path
+) -> None:
+    def found() -> dict[str, tuple[str, str]]:
+        listed = hexgraft("doctor", "--backend", "device", "--json").json
+        return {each["what"]: (each["state"], each["said"]) for each in listed}
+
+    state, said = found()["unsigned PD"]
+    assert state == "unknown"
+    assert "the runner that asks is not on the phone" in said
+    hexgraft("push", str(bundle.path))
+    state, said = found()["unsigned PD"]  # the loopback phone's library is an empty file
+    assert state == "unknown"
+    assert "could not check: " in said
+    assert "libcdsprpc.so" in said
+    put_fastrpc(device, tmp_path)
+    assert found()["unsigned PD"] == ("ok", "allowed")
+    put_fastrpc(device, tmp_path, allowed=0)
+    assert found()["unsigned PD"] == ("warning", "the phone's NPU takes signed code only")
+    put_fastrpc(device, tmp_path, code=20)
+    assert found()["unsigned PD"] == ("unknown", "could not check: FastRPC answers with error 20")
+
+
+def test_doctor_looks_for_the_skel(binary: Path, tmp_path: Path) -> None:
+    def release(*names: str) -> Release:
+        pieces = {name: Piece(tmp_path, 1, "") for name in names}
+        return Release("android-arm64", Folder("runners", "0" * 64, pieces), True)
+
+    def state(release: Release, arch: int | None) -> tuple[str, str]:
+        (finding,) = checkup._skel(release, arch)
+        return finding.state, finding.said
+
+    whole = release("libQnnHtpV75Skel.so", "libQnnHtpV75Stub.so")
+    assert state(whole, 75) == ("ok", "libQnnHtpV75Skel.so is on the phone")
+    assert state(whole, 79)[0] == "warning"
+    assert state(whole, None)[0] == "unknown"
+
+
+def test_doctor_does_not_take_an_unreadable_log_for_a_clean_one(hexgraft: Hexgraft, connect: Connect) -> None:
+    connect(replace(PHONES["s24-ultra"], logcat=""))
+    found = {each["what"]: each for each in hexgraft("doctor", "--backend", "device", "--json").json}
+    assert found["SELinux"]["state"] == "unknown"
+    assert "could not check" in found["SELinux"]["said"]
 
 
 def test_doctor_without_a_phone(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from htp_build import needs_qnn
 from pair import write_pair
+from phones import wait_until
 from test_runner_session import random_tree
 
 from hexgraft.export.htp.pipeline import export_htp
@@ -193,6 +195,28 @@ def test_widths_and_builds_can_be_chosen(htp_bundle: Bundle, runner: LocalRunner
         RunnerSession(connection, place, provider="htp", soc="SM8750")
     with pytest.raises(BundleError, match="for that chip and precision"):
         RunnerSession(connection, place, provider="htp", precision="w4a16")
+
+
+def test_the_raised_clock_is_given_back_while_nobody_asks(htp_bundle: Bundle, binary: Path) -> None:
+    """What it does to clocks only a chip shows: the provider takes the mode, and passes stay the same."""
+    runner = LocalRunner(binary, options=["--rest", "100"])
+    session = RunnerSession(runner.connection, str(htp_bundle.path), provider="htp")
+
+    def resting(*operations: dict[str, Any]) -> bool:
+        return bool(session.send([*operations, {"op": "stats"}])[-1]["models"]["target"]["resting"])
+
+    def rests() -> bool:
+        time.sleep(0.3)
+        return resting()
+
+    forward = session.operation("forward", tokens=[5, 6, 7], positions=[0, 1, 2], prefix=0)
+    before = session.forward([5, 6, 7], [0, 1, 2], causal(0, 3)).logits(2)
+    assert wait_until(rests, 30)
+    assert not resting(forward)
+    assert wait_until(rests, 30)
+    after = session.forward([5, 6, 7], [0, 1, 2], causal(0, 3)).logits(2)
+    np.testing.assert_array_equal(before, after)
+    runner.close()
 
 
 def test_unknown_options_are_refused(htp_bundle: Bundle, runner: LocalRunner) -> None:

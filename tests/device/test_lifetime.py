@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from conversation import Replay, golden_frames
+from phones import promised
 
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.runner.connection import RunnerConnection
@@ -71,7 +72,7 @@ def test_no_runner_survives_its_host(binary: Path, bundle: Bundle, what: str, mo
         assert alive(pid)
         time.sleep(moment)
         host.kill()
-    assert_gone(pid, within=2)
+    assert_gone(pid, within=promised())
 
 
 def start(binary: Path, **popen: object) -> subprocess.Popen[bytes]:
@@ -107,7 +108,7 @@ def test_busy_runner_sees_its_socket_close(binary: Path, bundle: Bundle, whole: 
                 ours.close()
             else:
                 ours.shutdown(socket.SHUT_WR)
-            assert process.wait(timeout=2) == 3
+            assert process.wait(timeout=promised()) == 3
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from hexgraft.host.adb import release
 from hexgraft.host.cli.device import device
 from hexgraft.host.runner.build import BuildError, build_runner, find_headers
 from hexgraft.host.runner.sdk import NPM_PACKAGE, SdkError, Sources, gather
@@ -84,6 +85,24 @@ def test_wheels_give_linux_libraries_and_licences(aar: Path, tmp_path: Path) -> 
     for target in ("linux-x86_64", "android-arm64"):
         with pytest.raises(UsageError, match="not a wheel for"):
             gather(target, Sources(aars=(aar,), wheels=(wheel,)), folder)
+
+
+def test_a_provider_s_wheel_brings_its_c_runtime(
+    aar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Qualcomm's libraries ask for it by a name that only the wheel has, so it goes to the phone too."""
+    wheel = tmp_path / "onnxruntime_qnn-2.7.0-cp311-cp311-manylinux_2_34_aarch64.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name in ("libonnxruntime_providers_qnn.so", "libQnnHtp.so", "libQnnSystem.so"):
+            archive.writestr(f"onnxruntime_qnn/{name}", b"library")
+        for name in ("libc++-71bc274c.so.1.0", "libunwind-6b740a46.so.1.0"):
+            archive.writestr(f"onnxruntime_qnn.libs/{name}", name.encode())
+    monkeypatch.setattr("hexgraft.host.adb.release.sdk_folder", lambda target: tmp_path / "sdk")
+    summary = gather("linux-aarch64", Sources(aars=(aar,), wheels=(wheel,)), tmp_path / "sdk")
+    assert summary.files["lib/libc++-71bc274c.so.1.0"].source == wheel.name
+    pushed = {path.name for path in release._qnn("linux-aarch64", None)}
+    assert {"libc++-71bc274c.so.1.0", "libunwind-6b740a46.so.1.0", "libQnnHtp.so"} <= pushed
+    assert "libonnxruntime.so" not in pushed
 
 
 def test_qairt_gives_the_targets_libraries_and_skeletons(aar: Path, tmp_path: Path) -> None:
