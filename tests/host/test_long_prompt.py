@@ -1,0 +1,77 @@
+"""A prompt of 8k tokens: read in chunks, with progress where a person looks, and right at its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from command import hexgraft
+from pair import write_pair
+
+from hexgraft.export.writer import ExportOptions
+from hexgraft.host.bundle import open_bundle
+from hexgraft.host.text import TextCodec
+
+SIZES = {"layers": 1, "hidden": 32, "heads": 2, "head_dim": 16, "context": 8192}
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("long")
+    return write_pair(folder, noise=None, options=ExportOptions((1, 128), 8192), **SIZES)
+
+
+@pytest.fixture(scope="module")
+def prompt(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A text of 8 000 tokens and a few more."""
+    codec, text = TextCodec(open_bundle(bundle)), ""
+    while len(codec.encode_raw(text)) < 8000:
+        text += "the quick brown fox jumps over the lazy dog. " * 50
+    file = tmp_path_factory.mktemp("prompt") / "prompt.txt"
+    file.write_text(text[: len(text) * 8100 // len(codec.encode_raw(text))])
+    return file
+
+
+def test_trees_and_plain_decoding_agree_at_the_far_end(bundle: Path, prompt: Path) -> None:
+    texts = []
+    for arguments in (("--plain", "--widths", "bundle"), ("--draft", "lookup")):
+        result = hexgraft("run", bundle, "--raw", "-f", prompt, "--max-tokens", "16", "--json", *arguments)
+        assert result.exit_code == 0, result.stderr
+        found = json.loads(result.stdout)
+        assert found["stats"]["prompt_tokens"] > 7900
+        texts.append(found["tokens"])
+    assert texts[0] == texts[1]
+
+
+def test_reading_a_long_prompt_is_shown_at_a_terminal(bundle: Path, prompt: Path) -> None:
+    ours, theirs = pty.openpty()
+    code = "from hexgraft.host.cli.main import main; main()"
+    words = ["run", str(bundle), "--raw", "-f", str(prompt), "--max-tokens", "4"]
+    environment = os.environ | {"TERM": "xterm", "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *words], stdout=subprocess.PIPE, stderr=theirs, env=environment
+    ) as process:
+        os.close(theirs)
+        shown = bytearray()
+
+        def read() -> None:
+            try:
+                while piece := os.read(ours, 4096):
+                    shown.extend(piece)
+            except OSError:
+                pass  # the other end is gone
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        output, _ = process.communicate(timeout=120)
+        reader.join(timeout=10)
+    os.close(ours)
+    assert process.returncode == 0, shown.decode()
+    assert b"prefill" in shown
+    assert b"prefill" not in output
