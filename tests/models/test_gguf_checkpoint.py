@@ -6,6 +6,7 @@ import random
 import struct
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -251,8 +252,11 @@ def key(name: str, kind: int) -> bytes:
 def test_hostile_headers(tmp_path: Path, data: bytes, message: str) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(data)
+    tracemalloc.start()
     with pytest.raises(CheckpointError, match=message):
         GgufCheckpoint(path)
+    assert tracemalloc.get_traced_memory()[1] < 4e6  # whatever it claims
+    tracemalloc.stop()
 
 
 def test_truncation_anywhere_is_refused(tmp_path: Path) -> None:
