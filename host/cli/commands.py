@@ -23,6 +23,7 @@ COMMANDS = (
     "doctor",
     "export",
     "fetch",
+    "genie",
     "hub",
     "import",
     "inspect",
