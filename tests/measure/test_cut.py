@@ -14,6 +14,8 @@ from hexgraft.host.measure.costs import Costs
 from hexgraft.host.tree import Draws, TokenTree, TreeBuilder
 
 SIZES = [4, 8, 16, 32]
+LIMITS = Limits(32, 20, frozenset())
+PLAIN = Limits(1, 0, frozenset())
 
 
 class Same(NoDraft):
@@ -42,12 +44,12 @@ class Same(NoDraft):
 
 
 def begun(drafter: Same, shape: str, foreseen: float = 2.0) -> Adaptive:
+    """After enough plain rounds that something may be lost."""
     adaptive = Adaptive(drafter, Costs.of(shaped_profile(shape)), SIZES, 16, foreseen=foreseen)
     adaptive.begin([7, 7])
+    for _ in range(100):
+        adaptive.accept(adaptive.draft([7, 7], PLAIN), [0])
     return adaptive
-
-
-LIMITS = Limits(32, 20, frozenset())
 
 
 def test_trees_are_cut_to_what_pays() -> None:
@@ -82,7 +84,7 @@ def test_a_drafter_is_not_told_of_refusals_that_were_none() -> None:
 def test_plain_rounds_are_not_told_to_the_drafter() -> None:
     same = Same(0.8, 0.1)
     adaptive = begun(same, "steep")
-    tree = adaptive.draft([7, 7], Limits(1, 0, frozenset()))
+    tree = adaptive.draft([7, 7], PLAIN)
     adaptive.accept(tree, [0])
     assert (len(tree), same.asked, same.shown) == (1, [], [])
     assert adaptive.slowdown == 1.0
@@ -101,7 +103,7 @@ def test_refusals_make_trees_smaller(shape: str, least: int) -> None:
         sizes.append(len(tree))
         adaptive.accept(tree, [0])
         text.append(55)
-        assert adaptive.slowdown <= 1 + BOUND * HORIZON / (len(text) - 2) + 1e-9
+        assert adaptive.slowdown <= 1 + BOUND
     assert sizes[0] > 4
     assert sizes[-1] == least
 
