@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from benchmarks.figure import Figure, machine, report
 
-NAMES = ("export", "session", "decode", "loop", "runner", "push", "tune")
-ASKED = ("big_checkpoints", "npu", "npu_big")
+NAMES = ("export", "session", "decode", "loop", "drafts", "runner", "push", "tune")
+ASKED = ("big_checkpoints", "npu", "npu_big", "peers")
 """Run only when named: they take gigabytes of disk."""
 
 

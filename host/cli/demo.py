@@ -4,6 +4,8 @@ speed."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
@@ -18,7 +20,7 @@ from hexgraft.host.cli.tree_view import draw_round
 from hexgraft.host.cpu_session import CpuSession
 from hexgraft.host.decode import DecodeOptions, Decoder, Round
 from hexgraft.host.drafters.base import Drafter, NoDraft
-from hexgraft.host.drafters.lookup import Lookup
+from hexgraft.host.drafters.registry import make_drafter
 from hexgraft.host.session import Session, causal
 from hexgraft.host.stats import Stats
 from hexgraft.host.text import TextCodec
@@ -26,8 +28,13 @@ from hexgraft.models.cache_folder import cache_folder
 from hexgraft.models.checkpoint import open_checkpoint
 from hexgraft.models.errors import FAILED, BundleError
 from hexgraft.models.fetch import fetch_smollm2
+from hexgraft.models.head_checkpoint import open_draft
+from hexgraft.models.shipped_heads import SMOLLM2_HEAD, SMOLLM2_PAIR
 
 WIDTH = 16
+SIZE = 8
+"""Nodes of a tree where any width will do: what a CPU reads in little more time than one."""
+DRAFTER = "lookup+levels"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +63,17 @@ class Difference:
 @click.option("--threads", default=0, type=click.IntRange(0, 256), help="CPU threads; 0 for one a core.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def demo(max_tokens: int, threads: int, as_json: bool) -> int:
-    """Fetch SmolLM2, export it, and decode three prompts plainly and with token trees.
+    """Fetch SmolLM2, export it with a draft head, and decode three prompts plainly and with token trees.
 
-    Both decodings run through the same width of the same graph. The verdict is `identical`, or exit code 1
-    with the first difference. What was fetched and exported before is used again.
+    The trees hold what lookup finds in the text and what the head adds. Both decodings run through the same
+    width of the same graph. The verdict is `identical`, or exit code 1 with the first difference. What was
+    fetched and exported before is used again.
     """
     bundle = _bundle()
     codec = TextCodec(bundle)
     free = CpuSession(bundle, threads=threads)
     fixed = CpuSession(bundle, widths=[WIDTH], share=free)
+    drafting = make_drafter(DRAFTER, bundle, partial(CpuSession, bundle, "draft", threads=threads))
     stops = frozenset(bundle.manifest.tokenizer.stop_tokens)
     results: list[dict[str, Any]] = []
     best: Round | None = None
@@ -77,8 +86,8 @@ def demo(max_tokens: int, threads: int, as_json: bool) -> int:
 
         narrow = run(free, NoDraft(), 1, f"{name}: plain, width 1")
         plain = run(fixed, NoDraft(), 1, f"{name}: plain, width {WIDTH}")
-        tree = run(fixed, Lookup(), WIDTH, f"{name}: trees, width {WIDTH}")
-        adaptive = run(free, Lookup(), WIDTH, f"{name}: trees, any width")
+        tree = run(fixed, drafting, WIDTH, f"{name}: trees, width {WIDTH}")
+        adaptive = run(free, drafting, SIZE, f"{name}: trees, any width")
         results.append(_result(name, fixed, ids, (narrow, plain, tree, adaptive)))
         best = max((r for r in (best, *tree.rounds) if r), key=_worth_drawing)
     same = all(result["difference"] is None for result in results)
@@ -91,7 +100,7 @@ def demo(max_tokens: int, threads: int, as_json: bool) -> int:
 
 def _bundle() -> Bundle:
     """The demonstration bundle, exported unless a whole one of this version is in the cache."""
-    path = cache_folder() / "bundles" / "smollm2-135m-instruct"
+    path = cache_folder() / "bundles" / SMOLLM2_PAIR
     if path.exists():
         try:
             bundle = open_bundle(path)
@@ -110,7 +119,8 @@ def _bundle() -> Bundle:
         def report(step: Step) -> None:
             update(step.what, step.done, step.total)
 
-        export_bundle(checkpoint, path, options=ExportOptions(), report=report)
+        head = open_draft(Path(SMOLLM2_HEAD), checkpoint)
+        export_bundle(checkpoint, path, draft=head, options=ExportOptions(), report=report)
     return open_bundle(path)
 
 
