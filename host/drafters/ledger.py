@@ -9,8 +9,8 @@ from typing import Protocol
 BOUND = 0.05
 """How much slower than plain decoding a text may get, as far as the table is right."""
 HORIZON = 8
-"""Tokens a text is taken to have at least: until then it may lose what so many would allow. More would let trees
-begin sooner where passes are dear, at the price of short answers."""
+"""Tokens a text is taken to have at least: until then it may lose what so many would allow. More would let
+trees begin sooner where passes are dear, at the price of short answers."""
 
 _PRIOR = 12.0
 """Tokens that the speed foreseen counts for, against those measured."""
