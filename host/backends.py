@@ -9,11 +9,11 @@ from hexgraft.host.adb.fit import Asked
 from hexgraft.host.adb.session import DeviceOptions, open_device_session
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cpu_session import CpuSession
+from hexgraft.host.foreign.session import open_vendor_cpu, open_vendor_emulator
 from hexgraft.host.htp.session import HtpSession
 from hexgraft.host.layout import is_vendor
 from hexgraft.host.runner.session import open_local_session
 from hexgraft.host.session import Session
-from hexgraft.host.vendor.session import open_vendor_cpu, open_vendor_emulator
 from hexgraft.models.errors import UsageError
 
 BACKENDS = ("cpu", "htp-sim", "runner", "device")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from hexgraft.export.vendor.genie import GenieOptions, write_genie
+from hexgraft.export.foreign.genie import GenieOptions, write_genie
 from hexgraft.host.cli.console import print_json, say
 from hexgraft.host.cli.options import open_checked
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from hexgraft.export.vendor.importer import ImportOptions, import_bundle
+from hexgraft.export.foreign.importer import ImportOptions, import_bundle
 from hexgraft.export.writer import Step
 from hexgraft.host.bundle import open_bundle
 from hexgraft.host.cli.console import bytes_progress, print_json, say

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from vendor_export import write_vendor_export
 
-from hexgraft.export.vendor.importer import ImportOptions, import_bundle
+from hexgraft.export.foreign.importer import ImportOptions, import_bundle
 from hexgraft.host.backends import open_session
 from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.decode import DecodeOptions, Decoder

@@ -17,14 +17,14 @@ from onnx import TensorProto, helper
 from pair import write_pair
 from vendor_export import SIDECARS, write_vendor_export
 
+from hexgraft.export.foreign import genie
+from hexgraft.export.foreign.genie import GenieOptions, write_genie
+from hexgraft.export.foreign.genie_config import CONFIG, EXTENSIONS, Extensions, GenieConfig, positions_of
+from hexgraft.export.foreign.genie_library import check_config, find_genie
+from hexgraft.export.foreign.importer import ImportOptions, import_bundle
 from hexgraft.export.htp.compile import compile_binary
 from hexgraft.export.htp.soc import find_soc
 from hexgraft.export.htp.wrapper import Wrapper, write_wrapper
-from hexgraft.export.vendor import genie
-from hexgraft.export.vendor.genie import GenieOptions, write_genie
-from hexgraft.export.vendor.genie_config import CONFIG, EXTENSIONS, Extensions, GenieConfig, positions_of
-from hexgraft.export.vendor.genie_library import check_config, find_genie
-from hexgraft.export.vendor.importer import ImportOptions, import_bundle
 from hexgraft.export.writer import ExportOptions, hash_files, write_manifest
 from hexgraft.host.backends import open_session
 from hexgraft.host.bundle import Bundle, open_bundle

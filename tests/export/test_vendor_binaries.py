@@ -10,10 +10,10 @@ import pytest
 from htp_build import needs_qnn
 from vendor_export import SIDECARS, VendorExport, write_vendor_export
 
+from hexgraft.export.foreign.binary import read_binary
+from hexgraft.export.foreign.importer import ImportOptions, import_bundle
 from hexgraft.export.htp.compile import compile_binary
 from hexgraft.export.htp.soc import find_soc
-from hexgraft.export.vendor.binary import read_binary
-from hexgraft.export.vendor.importer import ImportOptions, import_bundle
 from hexgraft.host.backends import open_session
 from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.decode import DecodeOptions, Decoder

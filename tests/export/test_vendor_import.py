@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from onnx import TensorProto, helper, numpy_helper
 from vendor_export import VendorExport, write_vendor_export
 
-from hexgraft.export.vendor.importer import ImportOptions, import_bundle
+from hexgraft.export.foreign.importer import ImportOptions, import_bundle
 from hexgraft.host.bundle import open_bundle
 from hexgraft.host.cli.main import cli
 from hexgraft.host.manifest import VENDOR_LAYOUT

@@ -9,16 +9,16 @@ import pytest
 from numpy.typing import NDArray
 from vendor_export import VendorExport, write_vendor_export
 
-from hexgraft.export.vendor.importer import ImportOptions, import_bundle
+from hexgraft.export.foreign.importer import ImportOptions, import_bundle
 from hexgraft.host.backends import open_session
 from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.decode import DecodeOptions, Decoder, Round
 from hexgraft.host.drafters.registry import make_drafter
+from hexgraft.host.foreign.session import VendorSession
 from hexgraft.host.prefix import Place
 from hexgraft.host.sampling import Sampling
 from hexgraft.host.session import Session, Visibility, causal, prefill, tree_visibility
 from hexgraft.host.tree import TokenTree, TreeBuilder
-from hexgraft.host.vendor.session import VendorSession
 from hexgraft.models.errors import BundleError, DecodeError, UsageError
 
 PROMPT = [40, 51, 7, 260, 33, 12] * 3

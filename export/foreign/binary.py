@@ -1,6 +1,6 @@
 """What lies in a QNN context binary: its graphs, their inputs and outputs, as libQnnSystem reads them.
 
-The vendor's library parses the file in a process of its own: `python -m hexgraft.export.vendor.binary FILE`
+The vendor's library parses the file in a process of its own: `python -m hexgraft.export.foreign.binary FILE`
 prints what it finds as JSON.
 """
 
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hexgraft.export.vendor import structures as qnn
-from hexgraft.export.vendor.source import SourceGraph, Tensor
+from hexgraft.export.foreign import structures as qnn
+from hexgraft.export.foreign.source import SourceGraph, Tensor
 from hexgraft.host.htp.qnn import MODULE, short_release
 from hexgraft.host.manifest import Encoding
 from hexgraft.models.errors import ExportError
@@ -57,7 +57,7 @@ def read_binary(file: Path) -> Binary:
             "pip install 'hexgraft[htp]' on an x86-64 Linux machine",
         )
     done = subprocess.run(
-        [sys.executable, "-m", "hexgraft.export.vendor.binary", str(file)],
+        [sys.executable, "-m", "hexgraft.export.foreign.binary", str(file)],
         capture_output=True,
         stdin=subprocess.DEVNULL,
         check=False,

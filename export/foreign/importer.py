@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from hexgraft.export.foreign.binary import Binary, read_binary
+from hexgraft.export.foreign.chain import Chains, check_shapes, choose_chains, kv_encodings, narrowed
+from hexgraft.export.foreign.copies import copy_binaries, copy_onnx
+from hexgraft.export.foreign.source import SourceGraph, external_files, read_onnx
 from hexgraft.export.resume import Finished
-from hexgraft.export.vendor.binary import Binary, read_binary
-from hexgraft.export.vendor.chain import Chains, check_shapes, choose_chains, kv_encodings, narrowed
-from hexgraft.export.vendor.copies import copy_binaries, copy_onnx
-from hexgraft.export.vendor.source import SourceGraph, external_files, read_onnx
 from hexgraft.export.writer import (
     Report,
     hash_files,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hexgraft.export.vendor.source import SourceGraph, Tensor
+from hexgraft.export.foreign.source import SourceGraph, Tensor
 from hexgraft.host.manifest import Encoding, KvEncoding
 from hexgraft.models.config import ModelConfig
 from hexgraft.models.errors import ExportError

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hexgraft.host.foreign.encoding import Stored, dtype_of, to_real, to_stored
 from hexgraft.host.manifest import Encoding, ModelEntry
 from hexgraft.host.session import CacheRows
-from hexgraft.host.vendor.encoding import Stored, dtype_of, to_real, to_stored
 from hexgraft.models.errors import DecodeError
 
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from hexgraft.host.foreign.cache import Layer
+from hexgraft.host.foreign.encoding import Stored, dtype_of, to_real, to_stored
 from hexgraft.host.layout import vendor_of
 from hexgraft.host.manifest import Encoding, GraphEntry, ModelEntry
 from hexgraft.host.session import Floats, Visibility
-from hexgraft.host.vendor.cache import Layer
-from hexgraft.host.vendor.encoding import Stored, dtype_of, to_real, to_stored
 from hexgraft.models.rope import RopeTable
 
 

@@ -1,6 +1,6 @@
 """Has libGenie, where it is, check a config: in a process of its own, as it may end the one it is in.
 
-`python -m hexgraft.export.vendor.genie_library LIBRARY CONFIG` does the check.
+`python -m hexgraft.export.foreign.genie_library LIBRARY CONFIG` does the check.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hexgraft.export.vendor.genie_config import CONFIG
+from hexgraft.export.foreign.genie_config import CONFIG
 from hexgraft.host.htp.qnn import MODULE
 from hexgraft.models.errors import ExportError
 
@@ -38,7 +38,7 @@ def find_genie() -> Path | None:
 def check_config(library: Path, folder: Path) -> None:
     """Raise ExportError with the library's own words unless it accepts the folder's config."""
     paths = os.pathsep.join(filter(None, (str(library.parent), os.environ.get("LD_LIBRARY_PATH"))))
-    command = [sys.executable, "-m", "hexgraft.export.vendor.genie_library", str(library.resolve()), CONFIG]
+    command = [sys.executable, "-m", "hexgraft.export.foreign.genie_library", str(library.resolve()), CONFIG]
     done = subprocess.run(
         command,
         cwd=folder,

@@ -10,8 +10,7 @@ from pathlib import Path
 import msgspec
 import onnx
 
-from hexgraft.export.resume import Finished
-from hexgraft.export.vendor.genie_config import (
+from hexgraft.export.foreign.genie_config import (
     CONFIG,
     EXTENSIONS,
     ContextOptions,
@@ -21,7 +20,8 @@ from hexgraft.export.vendor.genie_config import (
     Memory,
     genie_config,
 )
-from hexgraft.export.vendor.genie_library import check_config, find_genie
+from hexgraft.export.foreign.genie_library import check_config, find_genie
+from hexgraft.export.resume import Finished
 from hexgraft.export.writer import whole_folder
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.layout import is_vendor, vendor_of

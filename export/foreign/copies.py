@@ -11,11 +11,11 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from hexgraft.export.foreign.binary import Binary
+from hexgraft.export.foreign.chain import Chains
+from hexgraft.export.foreign.source import SourceGraph, Tensor, external_files
 from hexgraft.export.htp.soc import Soc, find_soc
 from hexgraft.export.htp.wrapper import Wrapper, write_wrapper
-from hexgraft.export.vendor.binary import Binary
-from hexgraft.export.vendor.chain import Chains
-from hexgraft.export.vendor.source import SourceGraph, Tensor, external_files
 from hexgraft.host.layout import BORDER
 from hexgraft.host.manifest import GraphEntry, HtpEntry, VendorEntry
 from hexgraft.models.errors import ExportError

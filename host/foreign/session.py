@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hexgraft.host.bundle import Bundle
+from hexgraft.host.foreign.cache import PastCache
+from hexgraft.host.foreign.chains import CpuChains
+from hexgraft.host.foreign.frame import Frame
 from hexgraft.host.htp.qnn import require_qnn
 from hexgraft.host.htp.runtime import HtpRuntime
 from hexgraft.host.htp.session import PROVIDER as EMULATOR
@@ -24,9 +27,6 @@ from hexgraft.host.session import (
     checked_move,
     checked_store,
 )
-from hexgraft.host.vendor.cache import PastCache
-from hexgraft.host.vendor.chains import CpuChains
-from hexgraft.host.vendor.frame import Frame
 from hexgraft.models.errors import BundleError, DecodeError, UsageError
 
 Chains = Mapping[int, Sequence[GraphEntry]]
