@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,6 +17,7 @@ import onnxruntime as ort
 from onnx import helper, numpy_helper
 from pair import write_pair
 
+from hexgraft.export.foreign.importer import ImportOptions, import_bundle
 from hexgraft.export.htp.network import Network
 from hexgraft.export.htp.parts import split
 from hexgraft.export.writer import ExportOptions
@@ -216,3 +218,15 @@ def _rounded(proto: onnx.ModelProto, codes: Mapping[str, Code], *, integers: boo
     del graph.node[:]
     graph.node.extend(nodes)
     return made
+
+
+def import_folder(folder: Path, path: Path, **options: Any) -> Bundle:
+    """`hexgraft import` of a folder, quietly; `options` are those of ImportOptions."""
+    import_bundle(
+        folder,
+        path,
+        options=ImportOptions(**options),
+        report=lambda step: None,
+        say=lambda words: None,
+    )
+    return open_bundle(path)

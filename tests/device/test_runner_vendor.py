@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from vendor_export import write_vendor_export
+from vendor_export import import_folder, write_vendor_export
 
-from hexgraft.export.foreign.importer import ImportOptions, import_bundle
 from hexgraft.host.backends import open_session
-from hexgraft.host.bundle import Bundle, open_bundle
+from hexgraft.host.bundle import Bundle
 from hexgraft.host.decode import DecodeOptions, Decoder
 from hexgraft.host.drafters.registry import make_drafter
 from hexgraft.host.runner.session import RunnerSession, open_local_session
@@ -33,14 +32,7 @@ KINDS: dict[str, dict[str, Any]] = {
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     folder = tmp_path_factory.mktemp("vendor")
     made = write_vendor_export(folder, **KINDS[request.param])
-    import_bundle(
-        made.folder,
-        folder / "bundle",
-        options=ImportOptions(),
-        report=lambda step: None,
-        say=lambda words: None,
-    )
-    return open_bundle(folder / "bundle")
+    return import_folder(made.folder, folder / "bundle")
 
 
 @pytest.fixture
@@ -94,10 +86,8 @@ def test_slots_end_where_the_widest_graph_ends(bundle: Bundle, remote: RunnerSes
 
 def test_one_rows_logits(binary: Path, tmp_path: Path) -> None:
     made = write_vendor_export(tmp_path, widths=(1, 16), last=(16,))
-    import_bundle(
-        made.folder, tmp_path / "b", options=ImportOptions(), report=lambda step: None, say=lambda words: None
-    )
-    session = open_local_session(open_bundle(tmp_path / "b"), binary=binary, threads=1)
+    bundle = import_folder(made.folder, tmp_path / "b")
+    session = open_local_session(bundle, binary=binary, threads=1)
     rows = session.forward(TEXT[:9], range(9), causal(0, 9))
     assert rows.topk(1, [8]).ids.shape == (1, 1)
     with pytest.raises((RunnerError, DecodeError), match="logits of the last row alone"):

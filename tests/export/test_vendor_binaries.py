@@ -8,14 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from htp_build import needs_qnn
-from vendor_export import SIDECARS, VendorExport, write_vendor_export
+from vendor_export import SIDECARS, VendorExport, import_folder, write_vendor_export
 
 from hexgraft.export.foreign.binary import read_binary
-from hexgraft.export.foreign.importer import ImportOptions, import_bundle
 from hexgraft.export.htp.compile import compile_binary
 from hexgraft.export.htp.soc import find_soc
 from hexgraft.host.backends import open_session
-from hexgraft.host.bundle import Bundle, open_bundle
+from hexgraft.host.bundle import Bundle
 from hexgraft.host.decode import DecodeOptions, Decoder
 from hexgraft.host.drafters.registry import make_drafter
 from hexgraft.host.session import causal, prefill
@@ -24,17 +23,6 @@ from hexgraft.models.errors import BundleError, ExportError
 pytestmark = needs_qnn
 
 TEXT = [40, 51, 7, 260, 33, 12] * 4
-
-
-def make(folder: Path, path: Path, **options: object) -> Bundle:
-    import_bundle(
-        folder,
-        path,
-        options=ImportOptions(**options),  # type: ignore[arg-type]
-        report=lambda step: None,
-        say=lambda words: None,
-    )
-    return open_bundle(path)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +47,7 @@ def binaries(export: VendorExport) -> Path:
 
 @pytest.fixture(scope="module")
 def bundle(binaries: Path) -> Bundle:
-    return make(binaries, binaries.parent / "bundle")
+    return import_folder(binaries, binaries.parent / "bundle")
 
 
 def test_a_binary_tells_its_tensors(export: VendorExport, binaries: Path) -> None:
@@ -82,7 +70,7 @@ def test_the_emulator_gives_the_cpus_numbers_and_tokens(
     export: VendorExport, bundle: Bundle, tmp_path: Path
 ) -> None:
     """It computes in fp16 and stores the same integers, but for some that are one step off."""
-    cpu = make(export.folder, tmp_path / "cpu")
+    cpu = import_folder(export.folder, tmp_path / "cpu")
     rows, saved, texts = [], [], []
     for place, backend in ((bundle, "htp-sim"), (cpu, "cpu")):
         session = open_session(place, "target", backend)
@@ -118,7 +106,7 @@ def test_shared_binaries_are_for_phones(export: VendorExport, tmp_path: Path) ->
         wrapper.unlink()
     for name in SIDECARS:
         shutil.copy(export.folder / name, folder / name)
-    bundle = make(folder, tmp_path / "bundle")
+    bundle = import_folder(folder, tmp_path / "bundle")
     assert {graph.provider for graph in bundle.target.graphs} == {"htp"}
     assert {graph.htp.binary for graph in bundle.target.graphs if graph.htp and graph.htp.shared} == {
         f"target/htp/sm8650/model_part_{part}_of_2.bin" for part in (1, 2)
@@ -132,5 +120,5 @@ def test_what_is_no_binary(binaries: Path, tmp_path: Path) -> None:
     shutil.copytree(binaries, folder)
     (folder / "prompt_ar1_cl64_1_of_2.bin").write_bytes(b"\0" * 5000)
     with pytest.raises(ExportError, match="is not a context binary that QAIRT here reads"):
-        make(folder, tmp_path / "bundle")
+        import_folder(folder, tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()

@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from vendor_export import VendorExport, write_vendor_export
+from vendor_export import VendorExport, import_folder, write_vendor_export
 
-from hexgraft.export.foreign.importer import ImportOptions, import_bundle
 from hexgraft.host.backends import open_session
-from hexgraft.host.bundle import Bundle, open_bundle
+from hexgraft.host.bundle import Bundle
 from hexgraft.host.decode import DecodeOptions, Decoder, Round
 from hexgraft.host.drafters.registry import make_drafter
 from hexgraft.host.foreign.session import VendorSession
@@ -25,17 +24,6 @@ PROMPT = [40, 51, 7, 260, 33, 12] * 3
 TEXT = [int(token) for token in np.random.default_rng(0).integers(8, 300, 40)]
 
 
-def imported(export: VendorExport, path: Path, **options: object) -> Bundle:
-    import_bundle(
-        export.folder,
-        path,
-        options=ImportOptions(**options),  # type: ignore[arg-type]
-        report=lambda step: None,
-        say=lambda words: None,
-    )
-    return open_bundle(path)
-
-
 @pytest.fixture(scope="module")
 def export(tmp_path_factory: pytest.TempPathFactory) -> VendorExport:
     """Three parts, uint8 K/V, 160 columns at 1, 8, 16 and 32 rows."""
@@ -44,7 +32,7 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> VendorExport:
 
 @pytest.fixture(scope="module")
 def bundle(export: VendorExport) -> Bundle:
-    return imported(export, export.folder.parent / "bundle")
+    return import_folder(export.folder, export.folder.parent / "bundle")
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +81,7 @@ def test_one_width_of_the_same_shape_gives_every_bit(
     export: VendorExport, quantised: VendorExport, tmp_path: Path, width: int
 ) -> None:
     for number, made in enumerate((export, quantised)):
-        bundle = imported(made, tmp_path / f"bundle-{number}")
+        bundle = import_folder(made.folder, tmp_path / f"bundle-{number}")
         vendor = open_session(bundle, "target", "cpu", widths=[width])
         own = made.reference(widths=[width], capacities=[made.columns - width])
         assert vendor.spec.capacity == own.spec.capacity == made.columns - width
@@ -186,7 +174,7 @@ def test_narrower_widths_leave_more_slots(bundle: Bundle) -> None:
 def test_graphs_that_give_one_rows_logits_prefill(tmp_path: Path) -> None:
     """The widest graph's last row alone: prompts go through it, trees through the others."""
     made = write_vendor_export(tmp_path, widths=(1, 8, 32), last=(32,))
-    bundle = imported(made, tmp_path / "bundle")
+    bundle = import_folder(made.folder, tmp_path / "bundle")
     vendor, own = open_session(bundle, "target", "cpu"), made.reference(widths=[1, 8, 32], capacities=[128])
     for session in (vendor, own):
         for _ in prefill(session, TEXT, 0, 39):
