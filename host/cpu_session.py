@@ -25,6 +25,7 @@ from hexgraft.host.session import (
     States,
     TopK,
     Visibility,
+    check_pass,
     checked_move,
     checked_store,
 )
@@ -97,7 +98,7 @@ class CpuSession:
     def forward(self, tokens: Sequence[int], positions: Sequence[int], visible: Visibility) -> CpuRows:
         count = len(tokens)
         width = self._pad(count)
-        self._check(tokens, positions, visible)
+        check_pass(self.spec, tokens, positions, visible)
         if self._cache.grow(max(visible.prefix, int(visible.slots.max(initial=-1)) + 1)):
             self._unbind()
         binding = self._bind(width)
@@ -153,16 +154,6 @@ class CpuSession:
         if self._widths is None:
             return count
         return next(width for width in self._widths if width >= count)
-
-    def _check(self, tokens: Sequence[int], positions: Sequence[int], visible: Visibility) -> None:
-        if len(positions) != len(tokens) or visible.count != len(tokens):
-            raise DecodeError(
-                f"{len(tokens)} tokens, {len(positions)} positions, {visible.count} visibility rows"
-            )
-        if min(tokens) < 0 or max(tokens) >= self.spec.vocab:
-            raise DecodeError(f"token {max(tokens)} is outside the vocabulary of {self.spec.vocab}")
-        if min(positions) < 0 or max(positions) >= self.spec.capacity:
-            raise DecodeError(f"position {max(positions)} is beyond the context of {self.spec.capacity}")
 
     def _fill(self, width: int, tokens: Sequence[int], positions: Sequence[int], visible: Visibility) -> None:
         """Write the inputs of a pass. Pad rows hold token 0 at the first row's position and see only

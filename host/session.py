@@ -198,6 +198,20 @@ def prefill(
         yield start
 
 
+def check_pass(
+    spec: SessionSpec, tokens: Sequence[int], positions: Sequence[int], visible: Visibility
+) -> None:
+    """Raise DecodeError unless a pass has known tokens, each with a position and a row of visibility."""
+    if len(tokens) == 0 or len(positions) != len(tokens) or visible.count != len(tokens):
+        raise DecodeError(
+            f"{len(tokens)} tokens, {len(positions)} positions, {visible.count} visibility rows"
+        )
+    if min(tokens) < 0 or max(tokens) >= spec.vocab:
+        raise DecodeError(f"token {max(tokens)} is outside the vocabulary of {spec.vocab}")
+    if min(positions) < 0 or max(positions) >= spec.capacity:
+        raise DecodeError(f"position {max(positions)} is beyond the context of {spec.capacity}")
+
+
 def checked_store(
     rows: Sequence[int], slots: Sequence[int], *, staged: int
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:

@@ -24,6 +24,7 @@ from hexgraft.host.session import (
     SessionSpec,
     TopK,
     Visibility,
+    check_pass,
     checked_move,
     checked_store,
 )
@@ -65,7 +66,8 @@ class VendorSession:
         self._pass, self._staged, self._width = 0, 0, 0
 
     def forward(self, tokens: Sequence[int], positions: Sequence[int], visible: Visibility) -> VendorRows:
-        self._check(tokens, positions, visible)
+        check_pass(self.spec, tokens, positions, visible)
+        self._cache.check(max(visible.prefix, int(visible.slots.max(initial=-1)) + 1) - 1)
         count = len(tokens)
         frame = self._frames[self._pad(count)]
         binding = self._bind(frame)
@@ -108,19 +110,6 @@ class VendorSession:
             raise DecodeError(f"a pass of {count} rows, this session runs 1 to {self.spec.max_width}")
         widths = [*self._full, *(width for width, frame in self._frames.items() if frame.last)]
         return next(width for width in widths if width >= count)
-
-    def _check(self, tokens: Sequence[int], positions: Sequence[int], visible: Visibility) -> None:
-        if len(positions) != len(tokens) or visible.count != len(tokens):
-            raise DecodeError(
-                f"{len(tokens)} tokens, {len(positions)} positions, {visible.count} visibility rows"
-            )
-        if not tokens:
-            raise DecodeError(f"a pass of 0 rows, this session runs 1 to {self.spec.max_width}")
-        if min(tokens) < 0 or max(tokens) >= self.spec.vocab:
-            raise DecodeError(f"token {max(tokens)} is outside the vocabulary of {self.spec.vocab}")
-        if min(positions) < 0 or max(positions) >= self.spec.capacity:
-            raise DecodeError(f"position {max(positions)} is beyond the context of {self.spec.capacity}")
-        self._cache.check(max(visible.prefix, int(visible.slots.max(initial=-1)) + 1) - 1)
 
     def _bind(self, frame: Frame) -> Any:
         """The runtime's binding for one width, made once: no buffer ever moves."""
