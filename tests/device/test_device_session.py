@@ -279,7 +279,7 @@ def test_a_runner_of_another_build_is_pushed_beside(
     monkeypatch.setenv("HEXGRAFT_RUNNER", str(other))
     open_device_session(bundle, "target").close()
     kinds = [entry.kind for entry in Store(open_phone()).present()]
-    assert sorted(kinds) == ["bundles", "runners", "runners"]
+    assert sorted(kinds) == ["bundles", "caches", "runners", "runners", "runs"]
 
 
 def test_a_runner_that_cannot_start_says_why(
