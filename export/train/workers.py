@@ -51,6 +51,13 @@ class Workers:
         """Whether any process says so."""
         return bool(self.sum(torch.tensor(float(mine))) > 0)
 
+    def least(self, mine: int) -> int:
+        """The smallest of all processes' numbers."""
+        value = torch.tensor(mine)
+        if self.count > 1:
+            distributed.all_reduce(value, distributed.ReduceOp.MIN)
+        return int(value)
+
     def wait(self) -> None:
         """Until every process is here."""
         if self.count > 1:

@@ -112,7 +112,7 @@ def train_draft(target: Path, output: Path, **options: Any) -> None:
                 {"work": str(work), "shard": options["shard"], "waves": count}, options["as_json"], str(work)
             )
             return
-        workers.wait()
+        count = workers.least(count)  # where time ran out, all go on with the waves that all have got to
         with token_progress("training", 0) as advance:
             report = run.train(output, count, workers, advance)
     finally:
