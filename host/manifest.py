@@ -201,5 +201,5 @@ KV_LAYOUT = "key[kv_heads,1,head_dim,C] value[kv_heads,1,C,head_dim] past=C"
 """What hexgraft exports: the cache has C columns whatever the width."""
 
 VENDOR_LAYOUT = "key[kv_heads,1,head_dim,CL-T] value[kv_heads,1,CL-T,head_dim] past=CL-T"
-"""What Qualcomm AI Hub exports: CL columns in all, of which the last T are the rows of the pass. `capacity` of
-a graph is CL-T, and `context` that of the widest: the slots that every width can address."""
+"""What Qualcomm AI Hub exports: CL columns in all, of which the last T are the rows of the pass. `capacity`
+of a graph is CL-T, and `context` that of the widest: the slots that every width can address."""

@@ -94,7 +94,8 @@ def test_a_killed_export_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.Mon
     blocks = checkpoint.blocks
     monkeypatch.setattr(checkpoint, "blocks", lambda name: read.append(name) or blocks(name))
     export_bundle(checkpoint, tmp_path / "b", options=options, report=steps.append)
-    # Everything before the weight it was killed in was on the disk, but for one that may have been on its way.
+    # Everything before the weight it was killed in was on the disk, but for one that may have been on its
+    # way.
     assert read[-4:] == ["layers.2.gate", "layers.2.up", "layers.2.down", "norm"]
     assert len(read) <= 5
     assert steps[0].done > steps[0].total / 2
