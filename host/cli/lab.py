@@ -130,7 +130,9 @@ def take_prompts(file: Path | None, categories: Sequence[str]) -> list[LabPrompt
     try:
         lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read prompts from {file}: {error}") from error
+        raise UsageError(
+            f"cannot read prompts from {file}: {error}", "give a text file, a prompt a line"
+        ) from error
     prompts = [LabPrompt("file", line) for line in lines if line]
     if not prompts:
         raise UsageError(f"{file} holds no prompts", "write one prompt a line")

@@ -76,6 +76,7 @@ def train_draft(target: Path, output: Path, **options: Any) -> None:
     from hexgraft.export.train.trainer import TrainOptions
     from hexgraft.export.train.workers import Workers
 
+    _check_output(output)
     shard, shards = _shard(options["shard"])
     if options["threads"]:
         torch.set_num_threads(options["threads"])
@@ -119,6 +120,16 @@ def train_draft(target: Path, output: Path, **options: Any) -> None:
         workers.close()
     if workers.first:
         _tell({"draft": str(output), **report}, options["as_json"], str(output))
+
+
+def _check_output(output: Path) -> None:
+    """An earlier draft is replaced, which is how a run goes on; nothing else is written into."""
+    from hexgraft.export.train.head_file import RECIPE
+
+    if not output.exists() or (output / RECIPE).is_file():
+        return
+    if not output.is_dir() or any(output.iterdir()):
+        raise UsageError(f"{output} exists already and is no draft of train-draft", "choose another name")
 
 
 def _tell(report: dict[str, Any], as_json: bool, path: str) -> None:

@@ -95,23 +95,27 @@ def tune(bundle: Path, **options: Any) -> None:
       hexgraft tune phone --backend device --provider htp --prompts mine.txt
       hexgraft tune pair --profile snapdragon-8-elite
     """
+    # What was typed is checked before minutes are spent on measuring.
+    names = _names(options["drafters"])
+    prompts = _prompts(options["prompts"], options["per_category"])
+    sampling = take_sampling(options)
     opened = open_checked(bundle, options["no_verify"])
     foreign = find_profile(options["profile"]) if options["profile"] is not None else None
     profile = foreign or take_profile(opened, options | {"cool_to": 45.0, "cool_timeout": 120.0}, Plan())
-    kitchen = _prepare(opened, options, profile)
+    kitchen = _prepare(opened, options, profile, sampling, prompts)
     if not kitchen.search.sizes:
         raise UsageError(
             "there is no graph a tree fits in: the widths are "
             + ", ".join(map(str, kitchen.search.costs.target.widths)),
             "choose others with --widths, or export with other --widths",
         )
-    guesses = _search(kitchen, options["drafters"])
+    guesses = _search(kitchen, names)
     adapted = kitchen.search.adapted(guesses[0])
     if foreign is not None:
         show_foreseen(foreign, opened, kitchen.search, guesses, adapted, as_json=options["as_json"])
         return
-    prompts = [transcript.prompt for transcript in kitchen.transcripts]
-    contest = Contest(kitchen.target, prompts, kitchen.decode, options["repeats"])
+    answered = [transcript.prompt for transcript in kitchen.transcripts]
+    contest = Contest(kitchen.target, answered, kitchen.decode, options["repeats"])
     best = guesses[: options["verified"]]
     with token_progress("verifying", contest.runs(len(best) + 1)) as advance:
         contest.progress = partial(advance, 1)
@@ -135,15 +139,19 @@ class _Kitchen:
     search: Search
 
 
-def _prepare(bundle: Bundle, options: dict[str, Any], profile: LatencyProfile) -> _Kitchen:
-    sampling = take_sampling(options)
+def _prepare(
+    bundle: Bundle,
+    options: dict[str, Any],
+    profile: LatencyProfile,
+    sampling: Sampling,
+    prompts: list[LabPrompt],
+) -> _Kitchen:
     target = open_role(bundle, "target", options)
     draft = None
     if bundle.draft is not None:
         draft = Metered(open_role(bundle, "draft", options), keep=True)
     stops = frozenset(bundle.manifest.tokenizer.stop_tokens)
     decode = DecodeOptions(options["max_tokens"], 1, stops=stops, sampling=sampling)
-    prompts = _prompts(options["prompts"], options["per_category"])
     transcripts = []
     with token_progress("decoding plainly", len(prompts)) as advance:
         for transcript in transcribe(target, prompts, encoder(TextCodec(bundle)), decode):
@@ -171,18 +179,24 @@ def _prompts(file: Path | None, per_category: int) -> list[LabPrompt]:
     return [p for c in CATEGORIES for p in [each for each in every if each.category == c][:per_category]]
 
 
-def _search(kitchen: _Kitchen, asked: str | None) -> list[Guess]:
+def _names(asked: str | None) -> list[str]:
+    """The drafters of --drafters, or all."""
+    if asked is None:
+        return list(DRAFTERS)
+    names = [name.strip() for name in asked.split(",")]
+    known = [name for name in DRAFTERS if name != "none"]
+    for name in names:
+        if name not in known:
+            raise UsageError(f"unknown drafter {name!r} in --drafters", f"one of: {', '.join(known)}")
+    return names
+
+
+def _search(kitchen: _Kitchen, names: list[str]) -> list[Guess]:
     """All guesses, the fastest first."""
     search = kitchen.search
-    names = list(DRAFTERS)
-    if asked is not None:
-        names = [name.strip() for name in asked.split(",")]
-        for name in names:
-            if name not in DRAFTERS or name == "none":
-                raise UsageError(f"unknown drafter {name!r} in --drafters", f"one of: {', '.join(DRAFTERS)}")
     found = usable_drafters(search.make, search.open_draft, names)
     if not found:
-        raise UsageError(f"none of --drafters {asked} fits this bundle", "leave out --drafters")
+        raise UsageError(f"none of --drafters {','.join(names)} fits this bundle", "leave out --drafters")
     with token_progress("trying settings", len(found) * len(search.sizes)) as advance:
         search.progress = lambda title: advance(1)
         guesses = search.run(found, search.sizes)

@@ -112,4 +112,5 @@ def test_bad_options_are_refused(bundle: Bundle, extra: list[str], message: str)
     done = CliRunner().invoke(cli, ["lab", str(bundle.path), *extra])
     assert isinstance(done.exception, UsageError)
     assert message in done.exception.message
+    assert done.exception.hint
     assert done.exception.exit_code == 2

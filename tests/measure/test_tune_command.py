@@ -18,6 +18,7 @@ from hexgraft.host.measure.machine import this_machine
 from hexgraft.host.measure.profile import write_profile
 from hexgraft.host.measure.setting import Setting
 from hexgraft.host.prefix import Place
+from hexgraft.models.errors import UsageError
 
 PROMPT = ("-p", "the sky is blue", "--raw", "--max-tokens", "24")
 
@@ -197,3 +198,22 @@ def test_bad_options_are_refused(
     )
     assert done.exit_code != 0
     assert message in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--drafters", "leaves"), "unknown drafter 'leaves'"),
+        (("--drafters", ""), "unknown drafter ''"),
+        (("--prompts", "missing.txt"), "cannot read prompts"),
+        (("--temperature", "-1"), "is negative"),
+    ],
+)
+def test_what_was_typed_is_checked_before_anything_is_measured(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.setattr("hexgraft.host.cli.tune.take_profile", lambda *_: pytest.fail("measured"))
+    done = CliRunner().invoke(cli, ["tune", str(bundle.path), *words])
+    assert isinstance(done.exception, UsageError)
+    assert message in done.exception.message
+    assert done.exception.hint

@@ -151,6 +151,14 @@ def test_what_cannot_be_trained(target: Path, tmp_path: Path, arguments: list[st
     assert "hint:" in done.stderr
 
 
+def test_no_other_folder_is_written_into(target: Path, tmp_path: Path) -> None:
+    done = run(target, "-o", target, "--work", tmp_path / "work", *SMALL)
+    assert done.exit_code == 2
+    assert "exists already and is no draft" in done.stderr
+    assert "hint:" in done.stderr
+    assert not (tmp_path / "work").exists()
+
+
 def test_text_of_another_seed_is_not_gone_on_with(target: Path, tmp_path: Path) -> None:
     first = ["--shard", "0/1", *SMALL]
     assert run(target, "-o", tmp_path / "head", *first).exit_code == 0
