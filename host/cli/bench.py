@@ -9,19 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich.table import Table
 
 from hexgraft.host.adb.facts import gather
 from hexgraft.host.adb.phone import open_phone
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cli.console import say, stdout, token_progress
+from hexgraft.host.cli.finite import Finite
 from hexgraft.host.cli.options import open_checked, open_role, session_options, verify_option
 from hexgraft.host.cli.phone_options import chip
 from hexgraft.host.lab.plot import check_plot
 from hexgraft.host.lab.prompts import LAB_PROMPTS
 from hexgraft.host.measure.bench import PhoneWatch
 from hexgraft.host.measure.bench import bench as take
-from hexgraft.host.measure.latency import Plan
+from hexgraft.host.measure.latency import Plan, measured_widths
 from hexgraft.host.measure.plot import plot_profile
 from hexgraft.host.measure.profile import (
     Conditions,
@@ -59,6 +61,7 @@ _TOKENS_ON_A_PHONE = 256
     metavar="DEGREES",
     default=45.0,
     show_default=True,
+    type=Finite(min=0),
     help="With --backend device: begin when no part of the phone is warmer; 0 to begin at once.",
 )
 @click.option(
@@ -66,7 +69,7 @@ _TOKENS_ON_A_PHONE = 256
     metavar="SECONDS",
     default=120.0,
     show_default=True,
-    type=click.FloatRange(min=0),
+    type=Finite(min=0),
     help="Begin after so long all the same.",
 )
 @session_options
@@ -91,6 +94,8 @@ def bench(bundle: Path, **options: Any) -> None:
     output: Path | None = options["output"]
     if output is not None and not output.resolve().parent.is_dir():
         raise UsageError(f"the folder of -o {output} does not exist", f"mkdir -p {output.parent}")
+    if output is not None and output.is_dir():
+        raise UsageError(f"-o {output} is a folder", f"example: -o {output / 'profile.json'}")
     fills = take_fills(options["fills"])
     tokens = options["max_tokens"] or (_TOKENS_ON_A_PHONE if options["backend"] == "device" else _TOKENS)
     opened = open_checked(bundle, options["no_verify"])
@@ -112,9 +117,13 @@ def take_profile(bundle: Bundle, options: dict[str, Any], wanted: Plan) -> Laten
     codec = TextCodec(bundle)
     text = LAB_PROMPTS[0].text
     prompt = codec.encode_chat([{"role": "user", "content": text}]) if codec.has_template else None
+    context = click.get_current_context(silent=True)
+    typed = context is not None and context.get_parameter_source("fills") is ParameterSource.COMMANDLINE
     with ExitStack() as stack:
 
         def plan(session: Session) -> Plan:
+            if typed and session.spec.role == "target":
+                check_fills(wanted, session)
             bar = token_progress(f"measuring the {session.spec.role}", wanted.passes(session))
             advance = stack.enter_context(bar)
             return replace(wanted, progress=lambda: advance(1))
@@ -147,6 +156,18 @@ def take_fills(text: str) -> tuple[int, ...]:
     if not fills or fills[0] < 0:
         raise UsageError(f"--fills {text!r} is not a list of token counts", "example: --fills 64,256")
     return fills
+
+
+def check_fills(wanted: Plan, session: Session) -> None:
+    """Raise UsageError where a fill leaves no room for the widest pass."""
+    left_out = set(wanted.fills) - set(wanted.fills_of(session))
+    if left_out:
+        most = session.spec.capacity - max(measured_widths(session))
+        raise UsageError(
+            f"--fills {max(left_out)} does not fit: the target has {session.spec.capacity} slots, and "
+            "the widest pass takes some",
+            f"give at most {most}",
+        )
 
 
 def show_profile(profile: LatencyProfile) -> None:

@@ -14,6 +14,7 @@ from hexgraft.host.adb.session import PROVIDERS
 from hexgraft.host.backends import BACKENDS
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cli.console import print_json, say, stdout, token_progress
+from hexgraft.host.cli.finite import Finite
 from hexgraft.host.cli.options import (
     answer_options,
     answer_text,
@@ -59,7 +60,7 @@ _BEFORE = 16
 @click.option("--with-widths", help="Its widths: `bundle`, numbers, or `any`, the default.")
 @click.option(
     "--noise",
-    type=click.FloatRange(min=0),
+    type=Finite(min=0),
     help=f"Logit difference that passes as rounding. Default: {NOISE_FLOAT32:g} between float32 sessions, "
     f"20 times what was measured between widths; {NOISE_OTHER:g} with half precision or quantisation.",
 )

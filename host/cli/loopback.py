@@ -15,6 +15,7 @@ import click
 
 from hexgraft.host.adb.server import Server
 from hexgraft.host.cli.console import say
+from hexgraft.host.cli.finite import Finite
 from hexgraft.host.loopback.adb_server import AdbServer
 from hexgraft.host.loopback.device import LoopbackDevice
 from hexgraft.host.loopback.faults import Faults
@@ -31,8 +32,8 @@ _PROGRAM = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--shell", default="/bin/sh", show_default=True, help="Its shell; mksh is Android's.")
 @click.option("--toybox", type=_PROGRAM, help="Its commands: Android's multi-call binary.")
 @click.option("--space", type=int, help="Size of its data partition in MB.")
-@click.option("--rate", type=float, help="Speed of the link in MB/s.")
-@click.option("--drop", type=float, multiple=True, help="Cut the link after so many MB; repeatable.")
+@click.option("--rate", type=Finite(min=0, min_open=True), help="Speed of the link in MB/s.")
+@click.option("--drop", type=Finite(min=0), multiple=True, help="Cut the link after so many MB; repeatable.")
 @click.option("--refuse", is_flag=True, help="Never accept the host's key.")
 @click.option("--old", is_flag=True, help="An Android before 7, without the shell protocol.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)

@@ -11,6 +11,7 @@ import click
 from hexgraft.export.writer import ExportOptions, export_bundle
 from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.cli.console import print_json, say, token_progress
+from hexgraft.host.cli.finite import Finite
 from hexgraft.host.manifest import MANIFEST
 from hexgraft.models.checkpoint import open_checkpoint
 from hexgraft.models.errors import UsageError
@@ -34,7 +35,7 @@ KINDS = ("head", "small")
 @click.option(
     "--layers", default=4, show_default=True, type=click.IntRange(min=1), help="Layers of a small one."
 )
-@click.option("--minutes", type=click.FloatRange(min=0.1), help="Time for all of it.")
+@click.option("--minutes", type=Finite(min=0.1), help="Time for all of it.")
 @click.option(
     "--epochs", default=4, show_default=True, type=click.IntRange(min=1), help="Passes over the text."
 )
