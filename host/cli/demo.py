@@ -211,7 +211,8 @@ def _show(results: list[dict[str, Any]], best: Round | None, codec: TextCodec) -
             r["prompt"], *(f"{s:.1f}" for s in speeds), f"{r['tokens_per_round']:.2f}", f"{r['speedup']:.2f}x"
         )
     out.print(table)
-    out.print("Speed-up: trees at any width over plain decoding at width 1.\n")
+    out.print("Speed-up: trees at any width over plain decoding at width 1.")
+    out.print("Below 1, trees cost more than they brought: `hexgraft tune` keeps to what pays.\n")
     for r in results:
         out.print(f"{r['prompt']}: {_verdict(r, codec)}")
 
