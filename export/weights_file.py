@@ -21,7 +21,7 @@ class WeightsFile:
 
     `start` > 0 keeps that much of a file that exists. One block is on its way at a time, written by one
     thread and hashed by another: an array that was given to `write` may be changed again only after the next
-    `write` or `sync`. Raises OSError.
+    `write` or `sync_behind`. Raises OSError.
     """
 
     def __init__(self, path: Path, size: int, start: int = 0) -> None:
@@ -48,13 +48,9 @@ class WeightsFile:
             self._hasher.submit(self._hash, data, offset),
         ]
 
-    def sync(self) -> None:
-        """Have everything written so far reach the disk."""
-        self._wait()
-        os.fdatasync(self._stream.fileno())
-
     def sync_behind(self, then: Callable[[], None]) -> None:
-        """The same in a thread of its own, which calls `then` at the end; writing goes on meanwhile."""
+        """Have everything written so far reach the disk, in a thread that calls `then` at the end; writing
+        goes on meanwhile."""
         self._wait()
         self._wait_for_sync()
         self._syncing = self._syncer.submit(self._sync, then)

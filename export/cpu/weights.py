@@ -5,21 +5,16 @@ Memory: a few blocks of `models.checkpoint.BLOCK_BYTES`, and the scales of one m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hexgraft.export.cpu.graph import PackedGraph
 from hexgraft.export.cpu.packing import Packed, Packing, pack_rows
 from hexgraft.export.cpu.source import read_part
-from hexgraft.export.weights import SYNC_BYTES, Tensors
-from hexgraft.export.weights_file import WeightsFile
+from hexgraft.export.weights import Pieces, Progress, Tensors, float_pieces, write_in_order
 from hexgraft.models.graph import Weight
-
-Progress = Callable[[int], None]
 
 
 def write_packed(
@@ -30,40 +25,18 @@ def write_packed(
     done: int = 0,
     mark: Callable[[int], None] | None = None,
 ) -> str:
-    """As `export.weights.write_weights`; `progress` is told the bytes of float32 that were read."""
-    kept = graph.offsets[done] if done else 0
-    progress(sum(weight.nbytes for weight in graph.weights[:done]))
-    synced = kept
-    with WeightsFile(path, graph.weights_size, kept) as file:
-        for number in range(done, len(graph.weights)):
-            weight, start = graph.weights[number], graph.offsets[number]
-            if mark is not None and start - synced >= SYNC_BYTES:
-                file.sync()
-                mark(number)
-                synced = start
-            packing = graph.packings.get(weight.name)
-            pieces = (
-                _packed(weight, packing, checkpoint, progress)
-                if packing is not None
-                else _floats(weight, checkpoint, progress)
-            )
-            for offset, piece in pieces:
-                file.write(piece, start + offset)
-        return file.digest()
+    """As `export.weights.write_weights`."""
+
+    def pieces(weight: Weight) -> Pieces:
+        packing = graph.packings.get(weight.name)
+        if packing is None:
+            return float_pieces(weight, checkpoint, progress)
+        return _packed(weight, packing, checkpoint, progress)
+
+    return write_in_order(graph, path, pieces, progress, done, mark)
 
 
-def _floats(weight: Weight, checkpoint: Tensors, progress: Progress) -> Iterator[tuple[int, NDArray[Any]]]:
-    offset = 0
-    for part in weight.parts:
-        for block in checkpoint.blocks(part.tensor):
-            yield offset, block * np.float32(part.scale)
-            offset += block.nbytes
-            progress(block.nbytes)
-
-
-def _packed(
-    weight: Weight, packing: Packing, checkpoint: Tensors, progress: Progress
-) -> Iterator[tuple[int, NDArray[Any]]]:
+def _packed(weight: Weight, packing: Packing, checkpoint: Tensors, progress: Progress) -> Pieces:
     """The pieces of a matrix in the order of the file: all blocks first, then what belongs to them."""
     rest: list[Packed] = []
     offset = 0
