@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from hexgraft.host.bundle import EXPORT_HINT, Bundle
 from hexgraft.host.cache import STEP, Cache
+from hexgraft.host.cpu_graph import load_cpu_graph
 from hexgraft.host.logits import topk
 from hexgraft.host.rope import rope_table
 from hexgraft.host.session import (
@@ -263,17 +264,8 @@ class CpuRows:
 
 
 def _load(bundle: Bundle, role: str, threads: int) -> ort.InferenceSession:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3
     file = bundle.file(bundle.graph(role, "cpu").file)
-    try:
-        session = ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime raises types of its own that share no base class but this one
-        reason = str(error).strip().splitlines()[0]
-        raise BundleError(
-            f"ONNX Runtime {ort.__version__} cannot load {file}: {reason}", EXPORT_HINT
-        ) from error
+    session = load_cpu_graph(file, threads, EXPORT_HINT)
     model = bundle.model(role)
     found = {value.name: value.shape for value in (*session.get_inputs(), *session.get_outputs())}
     layers = sum(name.startswith("past_key_") and name.endswith("_in") for name in found)

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import onnxruntime as ort
-
 from hexgraft.host.chain import bind_chain
+from hexgraft.host.cpu_graph import load_cpu_graph
 from hexgraft.host.htp.runtime import RemoteBinding
-from hexgraft.models.errors import BundleError
+
+_HINT = "export the graph again for ONNX Runtime, or use the context binaries"
 
 
 class CpuChains:
@@ -43,20 +43,5 @@ class CpuChains:
 
     def _load(self, width: int) -> list[Any]:
         if width not in self._loaded:
-            self._loaded[width] = [load_part(file, self._threads) for file in self._files[width]]
+            self._loaded[width] = [load_cpu_graph(file, self._threads, _HINT) for file in self._files[width]]
         return self._loaded[width]
-
-
-def load_part(file: Path, threads: int) -> Any:
-    """A runtime session of one part; raises BundleError in one line where the runtime refuses it."""
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3
-    try:
-        return ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime raises types of its own that share no base class but this one
-        reason = str(error).strip().splitlines()[0]
-        raise BundleError(
-            f"ONNX Runtime {ort.__version__} cannot load {file}: {reason}",
-            "export the graph again for ONNX Runtime, or use the context binaries",
-        ) from error

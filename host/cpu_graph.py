@@ -1,0 +1,25 @@
+"""Loads one ONNX graph on ONNX Runtime's CPU provider, as the C++ runner does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnxruntime as ort
+
+from hexgraft.models.errors import BundleError
+
+
+def load_cpu_graph(file: Path, threads: int, hint: str) -> ort.InferenceSession:
+    """A runtime session of `file` with `threads`, 0 for one a core; raises BundleError with `hint`, in one
+    line, where the runtime refuses it."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    # Between passes the cores belong to the host and to the other model: threads that spun on after a head's
+    # many short passes made the target's next one twice as long.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    try:
+        return ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime raises types of its own that share no base class but this one
+        reason = str(error).strip().splitlines()[0]
+        raise BundleError(f"ONNX Runtime {ort.__version__} cannot load {file}: {reason}", hint) from error
