@@ -48,3 +48,12 @@ def error_of(result: Result) -> tuple[str, str]:
     assert lines[1] == ""
     assert lines[2].startswith("hint: ")
     return lines[0].removeprefix("error: "), lines[2].removeprefix("hint: ")
+
+
+def last_error_of(result: Result) -> tuple[str, str]:
+    """Message and hint of a command that said other things first."""
+    assert result.exit_code != 0
+    assert "Traceback" not in result.stderr
+    said = result.stderr.split("error: ", 1)[1]
+    message, hint = said.split("\n\nhint: ")
+    return message.strip(), hint.strip()

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from command import error_of, hexgraft
-from hub_service import TOKEN, Fault, HubServer, error_of_last
+from command import error_of, hexgraft, last_error_of
+from hub_http import TOKEN
+from hub_service import Fault, HubServer
 from tiny import write_tiny_hf
 
 from hexgraft.host.bundle import open_bundle
@@ -177,7 +178,7 @@ def test_one_command_a_bundle(bundle: Path, account: HubServer) -> None:
 
 def test_a_failed_inference_job(bundle: Path, account: HubServer) -> None:
     account.fail_jobs["target_ar8"] = "device ran out of memory"
-    message, hint = error_of_last(hexgraft("hub", "run", bundle, *PHONE, "--rows", "8"))
+    message, hint = last_error_of(hexgraft("hub", "run", bundle, *PHONE, "--rows", "8"))
     assert message == (
         "the inference job of target_ar8_cl40 failed on Samsung Galaxy S24: device ran out of memory"
     )

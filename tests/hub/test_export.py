@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from command import error_of, hexgraft
+from command import error_of, hexgraft, last_error_of
 from htp_build import random_text, short_text
-from hub_service import HubServer, error_of_last
+from hub_service import HubServer
 from tiny import write_tiny_hf
 
 from hexgraft.export.hub.pack import Packed
@@ -250,7 +250,7 @@ def test_a_compiled_graph_that_lost_its_names_is_refused(
 
     parse = hub_jobs.parse
     monkeypatch.setattr(hub_jobs, "parse", lambda text: {**parse(text), "output_names": ""})
-    message, _ = error_of_last(hexgraft("export", checkpoint, "-o", tmp_path / "b", *COMMON, *VIA))
+    message, _ = last_error_of(hexgraft("export", checkpoint, "-o", tmp_path / "b", *COMMON, *VIA))
     assert "holds no graph target_ar1_cl65" in message
     assert "logits is gone" in message
     assert not (tmp_path / "b").exists()

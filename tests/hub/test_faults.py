@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command import error_of, hexgraft, spawn
-from hub_service import SIGNATURE, TOKEN, Fault, HubServer, error_of_last
+from command import error_of, hexgraft, last_error_of, spawn
+from hub_http import SIGNATURE, TOKEN
+from hub_service import Fault, HubServer
 from qai_hub.util import session as client_session
 from tiny import write_tiny_hf
 
@@ -72,7 +73,7 @@ def test_what_the_account_may_not_do(account: HubServer, export: tuple[str, ...]
     """The answer quotes the token, as careless servers do."""
     detail = f'{{"detail": "Header token {TOKEN} may not use this project."}}'
     account.faults.append(Fault("POST /api/v1/jobs/", 1, 403, detail))
-    message, hint = error_of_last(hexgraft(*export))
+    message, hint = last_error_of(hexgraft(*export))
     assert message == (
         "AI Hub does not allow submitting hexgraft target_ar1_cl65 sm8650 fp16 "
         f"{account_key(account)}: Header token [token] may not use this project"
@@ -102,7 +103,7 @@ def test_a_refusal_that_lasts(
 ) -> None:
     account.faults.append(Fault("POST /api/v1/jobs/", 10_000, status, body))
     result = hexgraft(*export)
-    message, hint = error_of_last(result)
+    message, hint = last_error_of(result)
     assert result.exit_code == code
     assert words in message
     assert hint
@@ -168,7 +169,7 @@ def test_storage_credentials_that_ran_out(
     account.faults.append(Fault("PUT /shelf", 9, 403, expired))
     result = hexgraft(*export)
     assert result.exit_code == CONNECTION_LOST
-    assert "the storage behind AI Hub refused uploading hexgraft target_ar1_cl65" in error_of_last(result)[0]
+    assert "the storage behind AI Hub refused uploading hexgraft target_ar1_cl65" in last_error_of(result)[0]
     account.faults[:] = [Fault("PUT /shelf", 1, 403, expired), Fault("HEAD /shelf", 1, 403, expired)]
     done = hexgraft(*export)
     assert done.exit_code == 0, done.stderr
@@ -181,7 +182,7 @@ def test_storage_credentials_that_ran_out(
 
 def test_a_failed_job_and_its_reason(account: HubServer, export: tuple[str, ...], tmp_path: Path) -> None:
     account.fail_jobs["target_ar8"] = f"Node MatMul_7 has no kernel; see {account.address('log')}"
-    message, hint = error_of_last(hexgraft(*export))
+    message, hint = last_error_of(hexgraft(*export))
     assert message == (
         "the compile job of target_ar8_cl72 sm8650 fp16 failed on Samsung Galaxy S24: Node MatMul_7 has no "
         f"kernel; see http://127.0.0.1:{account.storage.server_port}/log"
@@ -201,7 +202,7 @@ def test_a_real_reason(account: HubServer, tmp_path: Path) -> None:
     checkpoint = write_tiny_hf(tmp_path / "tiny")
     place = ("export", checkpoint, "-o", tmp_path / "b", "--widths", "1", "--context", "32")
     account.workshop.spoil = True
-    message, _ = error_of_last(hexgraft(*place, "--via", "aihub", "--soc", "SM8650"))
+    message, _ = last_error_of(hexgraft(*place, "--via", "aihub", "--soc", "SM8650"))
     assert "the link job of target_ar1_cl33 sm8650 fp16 failed on Samsung Galaxy S24" in message
     assert "the NPU refuses the operator" in message
 
@@ -210,7 +211,7 @@ def test_a_lost_download(account: HubServer, export: tuple[str, ...], tmp_path: 
     """Cut off half way, once and for good; the next run downloads and does nothing else."""
     account.faults.append(Fault("GET /download", 10_000, lose=True))
     result = hexgraft(*export)
-    message, hint = error_of_last(result)
+    message, hint = last_error_of(result)
     assert result.exit_code == CONNECTION_LOST
     assert message == "the connection to AI Hub was lost while downloading target.bin"
     assert hint == AGAIN
@@ -271,7 +272,7 @@ def test_jobs_that_never_end(
     monkeypatch.setattr(service_module, "PACE", Pace((0.01, 0.01), (), 0.2))
     account.open.clear()
     result = hexgraft(*export)
-    message, hint = error_of_last(result)
+    message, hint = last_error_of(result)
     assert result.exit_code == CONNECTION_LOST
     assert message == "2 jobs at AI Hub still run after 0 min"
     assert hint == AGAIN
