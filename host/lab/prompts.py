@@ -17,20 +17,20 @@ class LabPrompt:
 
 _HARBOUR = """\
 The harbour of Vell was dug in 1790 by four hundred men in two summers. For a century it served the herring
-boats, \\ which left before dawn and came back by noon. When the herring moved north in 1893 the boats
-followed, and the \\ harbour stood empty until a ferry line opened in 1921. Today the ferry carries two
-thousand people a day in July and \\ barely eighty in January."""
+boats, which left before dawn and came back by noon. When the herring moved north in 1893 the boats
+followed, and the harbour stood empty until a ferry line opened in 1921. Today the ferry carries two
+thousand people a day in July and barely eighty in January."""
 
 _BEES = """\
 A bee colony does not sleep through the winter. When it grows cold the bees form a tight ball around their
-queen and \\ shiver with their flight muscles, which warms the middle of the ball to more than thirty
-degrees. The outer bees \\ change places with the inner ones, so that none of them freezes. All winter long
-they live on the honey they stored \\ in summer, up to twenty kilograms of it."""
+queen and shiver with their flight muscles, which warms the middle of the ball to more than thirty
+degrees. The outer bees change places with the inner ones, so that none of them freezes. All winter long
+they live on the honey they stored in summer, up to twenty kilograms of it."""
 
 _MINUTES = """\
 Minutes of the garden club, 3 May. Present: Anna, Boris, Chen, Dora. Anna reported that the greenhouse roof
-leaks in \\ two places; Boris will buy sealant for at most 40 euros. Chen wants to replace the old pump; the
-others asked for \\ three offers by June. Dora showed the plan for the summer party on 12 July; all agreed.
+leaks in two places; Boris will buy sealant for at most 40 euros. Chen wants to replace the old pump; the
+others asked for three offers by June. Dora showed the plan for the summer party on 12 July; all agreed.
 The fee stays at 25 euros."""
 
 _FIBONACCI = """\

@@ -66,6 +66,7 @@ def test_rows_sum_over_categories(bundle: Bundle) -> None:
 
 
 def test_thirty_prompts_in_six_categories() -> None:
+    assert not any("\\" in prompt.text for prompt in LAB_PROMPTS), "a line that was joined badly"
     assert len(LAB_PROMPTS) == len({prompt.text for prompt in LAB_PROMPTS}) == 30
     for category in CATEGORIES:
         assert sum(prompt.category == category for prompt in LAB_PROMPTS) == 5
