@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-FORMAT = 1
+FORMAT = 2
 """Readers accept exactly this version; there is no compatibility code."""
 
 MANIFEST = "bundle.json"

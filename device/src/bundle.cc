@@ -17,7 +17,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int kFormat = 1;
+constexpr int kFormat = 2;
 constexpr std::int64_t kManifestLimit = 16 << 20;
 constexpr const char* kLayout = "key[kv_heads,1,head_dim,C] value[kv_heads,1,C,head_dim] past=C";
 constexpr const char* kVendorLayout = "key[kv_heads,1,head_dim,CL-T] value[kv_heads,1,CL-T,head_dim] past=CL-T";

@@ -36,7 +36,7 @@ struct Folder {
 };
 
 Json manifest() {
-  return {{"format", 1},
+  return {{"format", 2},
           {"target",
            {{"layers", 2},
             {"hidden", 64},
@@ -147,7 +147,7 @@ int main() {
   CHECK(code(folder, manifest(), "target", "htp") == "no_graph");
   CHECK(code(folder, "not json") == "bad_bundle");
   CHECK(code(folder, "[[[[") == "bad_bundle");
-  CHECK(code(folder, with("/format", 2)) == "bad_bundle");
+  CHECK(code(folder, with("/format", 1)) == "bad_bundle");
   for (const char* name : {"layers", "hidden", "kv_heads", "head_dim", "vocab", "context"}) {
     for (const Json& value : {Json(0), Json(-1), Json(1.5), Json("3"), Json(nullptr), Json(1LL << 60)}) {
       CHECK(code(folder, with(std::string("/target/") + name, value)) == "bad_bundle");
