@@ -20,6 +20,7 @@ from hexgraft.export.train.head_file import free_bytes
 from hexgraft.export.train.kinds import Draft, HeadDraft, SmallDraft
 from hexgraft.export.train.run import TrainingRun
 from hexgraft.export.train.seeds import Request
+from hexgraft.export.train.small_net import check_small
 from hexgraft.export.train.torch_graph import TorchGraph
 from hexgraft.export.train.trainer import TrainOptions
 from hexgraft.export.train.work import Work
@@ -90,10 +91,12 @@ class TrainingJob:
         if job.kind == "head" and job.rows > bundle.target.vocab:
             frequent_tokens([], bundle.target.vocab, job.rows)
         plan = job.plan(bundle.target.layers, bundle.target.context)
-        self.work = Work(work, bundle.manifest.files[_graph_file(bundle)].sha256, plan)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         low = torch.bfloat16 if job.train.low_precision else torch.float32
         self.graph = TorchGraph(bundle, dtype=low, device=device)
+        if job.kind == "small":  # before hours of text are written for it, and a folder is begun
+            check_small(self.graph, job.layers)
+        self.work = Work(work, bundle.manifest.files[_graph_file(bundle)].sha256, plan)
         self._codec = TextCodec(bundle)
 
     def generate(self, shard: int, shards: int, advance: Advance) -> int:

@@ -85,11 +85,9 @@ class SmallNet(nn.Module):
         return [x[:, step:] for step in range(1, steps + 1) if step < x.shape[1]]
 
 
-def initial_small(graph: TorchGraph, layers: int) -> SmallNet:
-    """`layers` of the target's layers, evenly spread, its first and last among them.
-
-    Raises UsageError for families whose layers are of another kind.
-    """
+def check_small(graph: TorchGraph, layers: int) -> None:
+    """Raise UsageError where `layers` of this target cannot be a small draft: too many or too few, or of
+    another kind than the draft's own."""
     model = graph.model
     sizes = head_sizes(graph, ())
     plain = sizes.theta ** (-np.arange(0, model.head_dim, 2) / model.head_dim)
@@ -104,9 +102,13 @@ def initial_small(graph: TorchGraph, layers: int) -> SmallNet:
             f"{layers} layers of a target of {model.layers} are no small draft of it",
             f"use --layers {max(2, model.layers // 4)}",
         )
-    bias = graph.has("layers.0.qkv_bias")
-    net = SmallNet(sizes, layers, bias)
-    chosen = np.linspace(0, model.layers - 1, layers).round().astype(int)
+
+
+def initial_small(graph: TorchGraph, layers: int) -> SmallNet:
+    """`layers` of the target's layers, evenly spread, first and last among them. Raises as `check_small`."""
+    check_small(graph, layers)
+    net = SmallNet(head_sizes(graph, ()), layers, graph.has("layers.0.qkv_bias"))
+    chosen = np.linspace(0, graph.model.layers - 1, layers).round().astype(int)
     with torch.no_grad():
         for number, layer in zip(chosen.tolist(), net.layers, strict=True):
             assert isinstance(layer, SmallLayer)

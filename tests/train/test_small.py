@@ -86,3 +86,4 @@ def test_layers_that_are_no_small_draft(tmp_path: Path) -> None:
     message, hint = error_of(done)
     assert message == "3 layers of a target of 3 are no small draft of it"
     assert hint == "use --layers 2"
+    assert list(tmp_path.glob("small*")) == [], "said before any text is written"
