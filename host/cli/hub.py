@@ -62,7 +62,7 @@ def _bundle_options(command: Command) -> Command:
 @_JSON
 def login_check(as_json: bool) -> None:
     """Ask AI Hub whose token it is, and say so."""
-    service = open_service()
+    service = open_service(note=say)
     user = service.user()
     if as_json:
         print_json({"user": user, "service": service.address})
@@ -76,7 +76,7 @@ def login_check(as_json: bool) -> None:
 def devices(chip: str | None, as_json: bool) -> None:
     """List AI Hub's devices: chip, NPU generation, system, and whether hexgraft knows the chip."""
     wanted = find_soc(chip) if chip else None
-    found = [device for device in open_service().devices() if wanted in (None, soc_of(device))]
+    found = [device for device in open_service(note=say).devices() if wanted in (None, soc_of(device))]
     if as_json:
         print_json([_device_json(device) for device in found])
         return
@@ -119,7 +119,7 @@ class _Bench:
 
 @contextmanager
 def _bench(bundle: Bundle, name: str, soc: str | None, precision: str | None) -> Iterator[_Bench]:
-    service = open_service()
+    service = open_service(note=say)
     with work_folder(bundle.path) as folder:
         desk = Desk(service, JobBook(folder, service.address), say)
         yield _Bench(bundle, desk, name, soc, precision)

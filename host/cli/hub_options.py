@@ -108,7 +108,7 @@ def take_hub(options: dict[str, Any]) -> HubPlan | None:
 
 def _service(optional: bool) -> Service | None:
     try:
-        return open_service()
+        return open_service(note=say)
     except HubLogin as error:
         if not optional:
             raise

@@ -23,11 +23,16 @@ from hexgraft.models.errors import UsageError
 
 T = TypeVar("T")
 Arrays = dict[str, NDArray[Any]]
+Note = Callable[[str], None]
 
 _LOGGERS = ("api_utils", "public_rest_api", "s3_transfer", "LogRetry", "backoff", "urllib3.connectionpool")
 _PAGE = 50
 _PAGES = 4
 """How far back a job is looked for by its name."""
+
+
+def _unheard(message: str) -> None:
+    """For those who do not listen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +97,10 @@ class JobState:
 
 
 class Service:
-    """One account at AI Hub. Made by `open_service`, or with a client's configuration."""
+    """One account at AI Hub. Made by `open_service`, or with a client's configuration; `note` is told before
+    each wait for another try."""
 
-    def __init__(self, config: Any, pace: Pace | None = None) -> None:
+    def __init__(self, config: Any, pace: Pace | None = None, note: Note = _unheard) -> None:
         import qai_hub
 
         config.verbose = False
@@ -103,6 +109,7 @@ class Service:
         self._jobs: dict[str, Any] = {}
         self.address = str(config.api_url)
         self.pace = pace or PACE
+        self._note = note
         _guard_logs(self._token)
 
     # ------------------------------------------------------------- the account
@@ -250,6 +257,7 @@ class Service:
             # Outside the handler, so that no traceback can show the client's error behind ours.
             if wait is None or not isinstance(trouble, HubBusy | HubDown):
                 raise trouble
+            self._note(f"{trouble.message}; trying again in {wait:g} s")
             time.sleep(wait)
         raise AssertionError("unreachable")
 
@@ -264,7 +272,7 @@ def require_client(what: str) -> None:
         raise UsageError(f"{what} needs qai-hub, which is not installed", "pip install 'hexgraft[hub]'")
 
 
-def open_service(pace: Pace | None = None) -> Service:
+def open_service(pace: Pace | None = None, note: Note = _unheard) -> Service:
     """The account of the client's own configuration (~/.qai_hub/client.ini, or QAIHUB_CLIENT_INI).
 
     Raises UsageError without the client, HubLogin without a token.
@@ -285,7 +293,7 @@ def open_service(pace: Pace | None = None) -> Service:
         raise trouble
     if not (config.api_token or "").strip():
         raise HubLogin(f"there is no AI Hub token in {path}", TOKEN_HINT)
-    return Service(config, pace)
+    return Service(config, pace, note)
 
 
 class _Redactor(logging.Filter):

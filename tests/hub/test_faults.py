@@ -87,6 +87,14 @@ def account_key(server: HubServer) -> str:
     return next(iter(jobs))[:12]
 
 
+def test_each_wait_for_another_try_is_told(account: HubServer) -> None:
+    account.faults.append(Fault("GET /api/v1/users", 10_000, 503))
+    result = hexgraft("hub", "login-check")
+    message, _ = last_error_of(result)
+    assert message == "AI Hub failed with status 503 while looking up the account"
+    assert result.stderr.count(f"{message}; trying again in ") == len(service_module.PACE.retries) > 0
+
+
 @pytest.mark.parametrize(
     ("status", "body", "words", "code"),
     [
@@ -147,16 +155,20 @@ def test_no_answer(
     monkeypatch.setattr(client_session, "MAX_RETRIES", 1)
     account.faults.append(Fault("GET /api/v1/devices", 10_000, hang=0.6))
     result = hexgraft(*export)
-    message, hint = error_of(result)
+    message, hint = last_error_of(result)
     assert result.exit_code == CONNECTION_LOST
+    assert result.stdout == ""
     assert message == "the connection to AI Hub was lost while listing devices"
     assert hint == AGAIN
 
 
 def test_nobody_there(account: HubServer, export: tuple[str, ...]) -> None:
     account.close()
-    message, _ = error_of(hexgraft(*export))
+    result = hexgraft(*export)
+    message, _ = last_error_of(result)
     assert message == "the connection to AI Hub was lost while listing devices"
+    assert result.stdout == ""
+    assert result.stderr.count(f"{message}; trying again in ") == len(service_module.PACE.retries)
 
 
 def test_storage_credentials_that_ran_out(
