@@ -13,6 +13,7 @@ from hexgraft.host.layout import check_layout, is_vendor
 from hexgraft.host.manifest import FORMAT, MANIFEST, GraphEntry, Manifest, ModelEntry
 from hexgraft.host.manifest_head import check_head
 from hexgraft.models.errors import BundleError
+from hexgraft.models.file_names import clip, is_inner_path
 from hexgraft.models.tokenizer import vocab_hash
 
 EXPORT_HINT = "make it again with `hexgraft export`"
@@ -142,15 +143,9 @@ def _parse(raw: bytes, where: Path) -> Manifest:
 
 def _check_names(manifest: Manifest, where: Path) -> None:
     for name in manifest.files:
+        if not is_inner_path(name) or name == MANIFEST:
+            raise BundleError(f"{where} names {clip(name)!r}, which is no file in a bundle", EXPORT_HINT)
         pure = PurePosixPath(name)
-        if (
-            pure.is_absolute()
-            or ".." in pure.parts
-            or "\\" in name
-            or "\0" in name
-            or name in ("", ".", MANIFEST)
-        ):
-            raise BundleError(f"{where} names a file outside the bundle: {name!r}", EXPORT_HINT)
         for part in (pure, *pure.parents[:-1]):
             if (where.parent / part).is_symlink():
                 raise BundleError(f"{where.parent / part} is a link; a bundle holds plain files", EXPORT_HINT)

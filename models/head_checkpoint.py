@@ -16,12 +16,13 @@ from hexgraft.models.blocks import require_finite, row_ranges
 from hexgraft.models.checkpoint import Checkpoint
 from hexgraft.models.errors import CheckpointError
 from hexgraft.models.features import eagle3_features, eagle_features
+from hexgraft.models.file_names import clip
 from hexgraft.models.head_config import EAGLE, EAGLE3, HeadConfig, head_shapes
 from hexgraft.models.head_tokens import read_tokens
 from hexgraft.models.hf_checkpoint import license_of, to_float32
 from hexgraft.models.hf_config import config_from_hf
 from hexgraft.models.hf_names import LAYER_PARTS
-from hexgraft.models.hf_tensors import DTYPES, INDEX, SINGLE, HfTensors, clip
+from hexgraft.models.hf_tensors import DTYPES, INDEX, SINGLE, HfTensors
 from hexgraft.models.json_file import Fields, read_json
 from hexgraft.models.shipped_heads import shipped_head
 from hexgraft.models.tensor_files import TensorFiles

@@ -17,11 +17,12 @@ from hexgraft.models.blocks import require_finite, row_ranges
 from hexgraft.models.checkpoint import TokenizerFiles
 from hexgraft.models.config import ModelConfig, tensor_shapes
 from hexgraft.models.errors import CheckpointError
+from hexgraft.models.file_names import clip
 from hexgraft.models.gguf_blocks import Blocks
 from hexgraft.models.hf_config import config_from_hf
 from hexgraft.models.hf_int4 import Packing, Read, as_blocks, dequantised, packing_from_hf, zero_points
 from hexgraft.models.hf_names import Source, file_shapes, hf_sources, ignorable
-from hexgraft.models.hf_tensors import HfTensors, clip
+from hexgraft.models.hf_tensors import HfTensors
 from hexgraft.models.hf_tokenizer import tokenizer_from_hf
 from hexgraft.models.json_file import read_json
 from hexgraft.models.partial_rope import ROTATED, spread_heads

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from hexgraft.models.errors import CheckpointError
+from hexgraft.models.file_names import clip, is_file_name
 from hexgraft.models.json_file import read_json
 
 INDEX = "model.safetensors.index.json"
@@ -93,15 +93,10 @@ def _index(path: Path) -> dict[str, str]:
     if not isinstance(weights, dict) or not all(isinstance(file, str) for file in weights.values()):
         raise CheckpointError(f"{path / INDEX} has no weight_map of tensor names to file names")
     for shard in sorted(set(weights.values())):
-        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", shard):
+        if not is_file_name(shard):
             raise CheckpointError(
                 f"{path / INDEX} names {clip(shard)!r}, which is not a plain file name in the folder"
             )
         if not (path / shard).is_file():
             raise CheckpointError(f"{path / shard} is missing", "download the complete folder")
     return weights
-
-
-def clip(text: str) -> str:
-    """A name out of a file, short enough for an error."""
-    return text if len(text) <= 80 else text[:77] + "..."

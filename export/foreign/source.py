@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from hexgraft.host.layout import INTEGERS
 from hexgraft.host.manifest import Encoding
 from hexgraft.models.errors import ExportError
+from hexgraft.models.file_names import clip, is_file_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +84,8 @@ def external_files(file: Path) -> set[str]:
     ]
     found = {entry.value for tensor in tensors for entry in tensor.external_data if entry.key == "location"}
     for name in found:
-        if Path(name).name != name or not (file.parent / name).is_file():
-            raise ExportError(f"{file} keeps weights in {name!r}, which is not a file beside it")
+        if not is_file_name(name) or not (file.parent / name).is_file():
+            raise ExportError(f"{file} keeps weights in {clip(name)!r}, which is not a file beside it")
     return found
 
 

@@ -1,0 +1,25 @@
+"""Names of files as other files give them: nobody vouches for those until they are checked."""
+
+from __future__ import annotations
+
+_LONGEST = 255
+"""Bytes of one name on ext4, f2fs, APFS and NTFS; asking a file system for more raises an error."""
+_LONGEST_PATH = 1024
+"""Bytes of names joined by slashes; with the folder before them they stay below Linux's 4096."""
+
+
+def is_file_name(text: str) -> bool:
+    """Whether a text can be the name of one file in a folder, on this machine and on a phone."""
+    size = len(text.encode("utf-8", "surrogatepass"))
+    return 0 < size <= _LONGEST and text not in (".", "..") and not any(c in text for c in "/\\\0")
+
+
+def is_inner_path(text: str) -> bool:
+    """Whether a text can be the path of a file inside a folder: names joined by single slashes."""
+    size = len(text.encode("utf-8", "surrogatepass"))
+    return size <= _LONGEST_PATH and all(is_file_name(part) for part in text.split("/"))
+
+
+def clip(text: str) -> str:
+    """A name out of a file, short enough for an error."""
+    return text if len(text) <= 80 else text[:77] + "..."
