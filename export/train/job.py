@@ -141,6 +141,7 @@ class TrainingJob:
         if workers.first:
             write_whole(output / REPORT, json.dumps(report, indent=1).encode() + b"\n", replace=True)
             self.work.forget()
+        workers.wait()  # all leave at once: gloo may abort a process whose peer is gone or still at work
         return report
 
     def _draft(self, data: Dataset, tokens: NDArray[np.int64]) -> Draft:
