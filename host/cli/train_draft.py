@@ -73,6 +73,7 @@ def train_draft(target: Path, output: Path, **options: Any) -> None:
     import torch
 
     from hexgraft.export.train.job import Job, TrainingJob
+    from hexgraft.export.train.report import can_draw
     from hexgraft.export.train.seeds import read_prompts
     from hexgraft.export.train.trainer import TrainOptions
     from hexgraft.export.train.workers import Workers
@@ -107,6 +108,8 @@ def train_draft(target: Path, output: Path, **options: Any) -> None:
         run = TrainingJob(bundle, work, job, say if workers.first else lambda message: None)
         if options["shard"] is None:
             shard, shards = workers.rank, workers.count
+        if options["shard"] is None and workers.first and not can_draw():
+            say("without matplotlib no picture of the training is drawn: pip install 'hexgraft[plot]'")
         with token_progress("writing text", job.tokens) as advance:
             count = run.generate(shard, shards, advance)
         if options["shard"] is not None:
@@ -120,6 +123,7 @@ def train_draft(target: Path, output: Path, **options: Any) -> None:
     finally:
         workers.close()
     if workers.first:
+        _draw(report, output)
         _tell({"draft": str(output), **report}, options["as_json"], str(output))
 
 
@@ -131,6 +135,15 @@ def _check_output(output: Path) -> None:
         return
     if not output.is_dir() or any(output.iterdir()):
         raise UsageError(f"{output} exists already and is no draft of train-draft", "choose another name")
+
+
+def _draw(report: dict[str, Any], output: Path) -> None:
+    """A picture of the report where one can be drawn; that of an earlier draft in this folder goes."""
+    from hexgraft.export.train.report import PICTURE, can_draw, draw_report
+
+    (output / PICTURE).unlink(missing_ok=True)
+    if can_draw():
+        draw_report(report, output)
 
 
 def _tell(report: dict[str, Any], as_json: bool, path: str) -> None:
