@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hexgraft.export.train.dataset import Batch
+from hexgraft.export.train.norm import Norm
 
 functional = torch.nn.functional
 
@@ -60,9 +61,9 @@ class HeadLayer(nn.Module):
         super().__init__()
         self.self_attn = HeadAttention(s)
         self.mlp = HeadMlp(s)
-        self.hidden_norm = nn.RMSNorm(s.hidden, eps=s.eps)
-        self.input_layernorm = nn.RMSNorm(s.hidden, eps=s.eps)
-        self.post_attention_layernorm = nn.RMSNorm(s.hidden, eps=s.eps)
+        self.hidden_norm = Norm(s.hidden, eps=s.eps)
+        self.input_layernorm = Norm(s.hidden, eps=s.eps)
+        self.post_attention_layernorm = Norm(s.hidden, eps=s.eps)
 
 
 def _linear(inner: int, out: int) -> nn.Linear:
@@ -83,7 +84,7 @@ class HeadNet(nn.Module):
         s = self.sizes = sizes
         self.fc = _linear(len(s.features) * s.hidden, s.hidden)
         self.midlayer = HeadLayer(s)
-        self.norm = nn.RMSNorm(s.hidden, eps=s.eps)
+        self.norm = Norm(s.hidden, eps=s.eps)
         self.register_buffer("feature_scale", torch.ones(len(s.features) * s.hidden))
         frequencies = s.theta ** (-torch.arange(0, s.head_dim, 2, dtype=torch.float64) / s.head_dim)
         self.register_buffer("frequencies", frequencies, persistent=False)

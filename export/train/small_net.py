@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from hexgraft.export.train.dataset import Batch
 from hexgraft.export.train.head_net import HeadMlp, HeadSizes, rotate_rows, split_heads
 from hexgraft.export.train.initial import head_sizes, read_matrix
+from hexgraft.export.train.norm import Norm
 from hexgraft.export.train.torch_graph import TorchGraph
 from hexgraft.models.errors import UsageError
 
@@ -42,8 +43,8 @@ class SmallLayer(nn.Module):
         self.sizes = s
         self.self_attn = SmallAttention(s, bias)
         self.mlp = HeadMlp(s)
-        self.input_layernorm = nn.RMSNorm(s.hidden, eps=s.eps)
-        self.post_attention_layernorm = nn.RMSNorm(s.hidden, eps=s.eps)
+        self.input_layernorm = Norm(s.hidden, eps=s.eps)
+        self.post_attention_layernorm = Norm(s.hidden, eps=s.eps)
 
     def forward(self, x: Tensor, frequencies: Tensor) -> Tensor:
         s, attention = self.sizes, self.self_attn
@@ -70,7 +71,7 @@ class SmallNet(nn.Module):
         super().__init__()
         self.sizes, self.bias = sizes, bias
         self.layers = nn.ModuleList(SmallLayer(sizes, bias) for _ in range(layers))
-        self.norm = nn.RMSNorm(sizes.hidden, eps=sizes.eps)
+        self.norm = Norm(sizes.hidden, eps=sizes.eps)
         frequencies = sizes.theta ** (
             -torch.arange(0, sizes.head_dim, 2, dtype=torch.float64) / sizes.head_dim
         )
