@@ -36,6 +36,7 @@ from hexgraft.host.manifest import (
     RopeEntry,
     TokenizerEntry,
 )
+from hexgraft.models.acceptance import read_acceptance
 from hexgraft.models.checkpoint import Checkpoint, TokenizerFiles
 from hexgraft.models.config import ModelConfig, Rope
 from hexgraft.models.decoder import build_decoder
@@ -85,7 +86,7 @@ def export_bundle(
     report: Report,
 ) -> None:
     """Write a bundle of `target` (and `draft`) at `path`, which must not exist. With a head for a draft the
-    target gives the features that the head reads.
+    target gives the features that the head reads. What a draft's training measured goes into its entry.
 
     Raises ExportError when the draft does not fit the target, or the disk the bundle.
     """
@@ -94,6 +95,7 @@ def export_bundle(
         options = replace(options, features=draft.config.features)
     elif draft is not None:
         draft = fit_draft(target, draft)
+    acceptance = read_acceptance(draft.path) if draft is not None else []
     finished = Finished(export_identity(target, draft, options))
     with whole_folder(path, finished) as folder:
         models: dict[str, Checkpoint | HeadCheckpoint] = {"target": target}
@@ -101,10 +103,9 @@ def export_bundle(
             models["draft"] = draft
         writer = _Writer(folder, options, report, finished)
         entries = {"target": writer.model("target", target)}
-        if isinstance(draft, HeadCheckpoint):
-            entries["draft"] = writer.head(draft, target)
-        elif draft is not None:
-            entries["draft"] = writer.model("draft", draft)
+        if draft is not None:
+            entries["draft"] = writer.draft(draft, target)
+            entries["draft"].acceptance = acceptance
         finished.end()
         tokenizer = write_tokenizer(target.tokenizer, folder)
         files = sorted(file for file in folder.rglob("*") if file.is_file())
@@ -153,15 +154,19 @@ class _Writer:
         features = self.options.features if role == "target" else ()
         return _model_entry(f"{role}/model.onnx", config, checkpoint.name, graph, self.options, features)
 
-    def head(self, head: HeadCheckpoint, target: Checkpoint) -> ModelEntry:
-        """Write a draft head beside the target; its entry."""
+    def draft(self, draft: Checkpoint | HeadCheckpoint, target: Checkpoint) -> ModelEntry:
+        """Write a draft, a head beside the target; its entry."""
+        if isinstance(draft, HeadCheckpoint):
+            return self._head(draft, target)
+        return self.model("draft", draft)
+
+    def _head(self, head: HeadCheckpoint, target: Checkpoint) -> ModelEntry:
         lender = self._graph("target", target)[0]
         graph = head_graph(head, None if isinstance(lender, PackedGraph) else lender, target.config.tied)
         self._write("draft", graph, head, f"{FOLDER}/{HEAD_WEIGHTS}", HEAD_GRAPH)
         entry = _model_entry(HEAD_GRAPH, head.config.layer, head.name, graph, self.options, ())
         entry.architecture, entry.head = head.config.kind, write_head_entry(head, self.folder)
         entry.graphs[0].precision = "fp32"
-        entry.acceptance = head.acceptance
         return entry
 
     def _graph(self, role: str, checkpoint: Checkpoint) -> tuple[Graph, ModelConfig]:

@@ -37,8 +37,6 @@ _WHOLE = {
     "embed": "embed_tokens.weight",
 }
 _TABLES = ("d2t", "t2d")
-ACCEPTANCE = "acceptance.json"
-"""Beside a head: {"by_depth_and_rank": rates}."""
 _UNSUPPORTED = ("norm_before_residual", "norm_before_fc", "speculators_model_type")
 """Switches of other trainers that change what the same tensors mean."""
 
@@ -59,8 +57,6 @@ class HeadCheckpoint:
     license: str | None
     source_format: str
     notes: list[str]
-    acceptance: list[list[float]]
-    """What its training measured (`ModelEntry.acceptance`), empty where that is not told."""
 
     def __init__(self, path: Path, target: Checkpoint) -> None:
         self.path, self._target = path, target
@@ -79,7 +75,6 @@ class HeadCheckpoint:
             self.notes.append("its embedding is the target's, and is not stored again")
         self.name = self.origin = path.resolve().name
         self.license = license_of(path / "README.md")
-        self.acceptance = _acceptance(path / ACCEPTANCE)
 
     def blocks(self, name: str) -> Iterator[NDArray[np.float32]]:
         """Row blocks of the tensor with the canonical name `name`, float32, as `Checkpoint.blocks`."""
@@ -199,23 +194,6 @@ class HeadCheckpoint:
                     f"supported: {', '.join(DTYPES.values())}",
                 )
         return DTYPES[self._tensors.header(self._names["fc"])[0]]
-
-
-def _acceptance(file: Path) -> list[list[float]]:
-    if not file.is_file():
-        return []
-    table = read_json(file).get("by_depth_and_rank")
-    rows: list[Any] = table if isinstance(table, list) else [None]
-    for row in rows:
-        if (
-            not isinstance(row, list)
-            or not row
-            or not all(isinstance(v, float | int) and 0 <= v <= 1 for v in row)
-        ):
-            raise CheckpointError(
-                f"{file} is not a table of rates from 0 to 1 by depth and rank", "remove it, or train again"
-            )
-    return [[float(value) for value in row] for row in rows]
 
 
 def is_head(path: Path) -> bool:

@@ -18,6 +18,7 @@ from hexgraft.export.train.dataset import Dataset, coverage, frequent_tokens, re
 from hexgraft.export.train.generate import Plan, generate_wave, wave_path, waves, write_wave
 from hexgraft.export.train.head_file import free_bytes
 from hexgraft.export.train.kinds import Draft, HeadDraft, SmallDraft
+from hexgraft.export.train.report import draft_size
 from hexgraft.export.train.run import TrainingRun
 from hexgraft.export.train.seeds import Request
 from hexgraft.export.train.small_net import check_small
@@ -139,6 +140,7 @@ class TrainingJob:
             "held_out_coverage": round(coverage(held.texts, tokens), 4),
         }
         if workers.first:
+            report["size"] = draft_size(output, len(tokens), vocab)
             write_whole(output / REPORT, json.dumps(report, indent=1).encode() + b"\n", replace=True)
             self.work.forget()
         workers.wait()  # all leave at once: gloo may abort a process whose peer is gone or still at work

@@ -20,7 +20,7 @@ from hexgraft.export.train.torch_graph import TorchGraph
 from hexgraft.export.train.trainer import Progress, Trainer
 from hexgraft.export.train.work import Work
 from hexgraft.export.train.workers import Workers
-from hexgraft.models.head_checkpoint import ACCEPTANCE
+from hexgraft.models.acceptance import ACCEPTANCE
 
 if TYPE_CHECKING:
     from hexgraft.export.train.job import Job

@@ -14,6 +14,8 @@ from pair import make_pair, write_pair
 from hexgraft.export.writer import ExportOptions, export_bundle
 from hexgraft.host.bundle import open_bundle
 from hexgraft.host.cpu_session import CpuSession
+from hexgraft.host.drafters.registry import make_drafter
+from hexgraft.host.drafters.static import Static
 from hexgraft.host.session import causal
 from hexgraft.models.checkpoint import open_checkpoint
 
@@ -72,11 +74,20 @@ def test_train_draft_makes_one_that_export_takes(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
     assert report["losses"][-1] < report["losses"][0]
-    done = hexgraft(
-        "export", tmp_path / "target-checkpoint", "-o", tmp_path / "pair", "--draft", tmp_path / "small",
-        "--context", "256",
-    )  # fmt: skip
+    options = ["--draft", tmp_path / "small", "--context", "256"]
+    done = hexgraft("export", tmp_path / "target-checkpoint", "-o", tmp_path / "pair", *options)
     assert done.exit_code == 0, done.output
+    bundle = open_bundle(tmp_path / "pair")
+    table = bundle.model("draft").acceptance
+    assert table == report["acceptance_by_depth_and_rank"]
+    static = make_drafter("static", bundle, lambda: CpuSession(bundle, "draft", threads=1))
+    assert isinstance(static, Static)
+    assert list(static._table.at(1)) == table[1]
+
+    (tmp_path / "small" / "acceptance.json").write_text('{"by_depth_and_rank": [[0.5, 1.5]]}')
+    done = hexgraft("export", tmp_path / "target-checkpoint", "-o", tmp_path / "other", *options)
+    assert "is not a table of rates from 0 to 1" in error_of(done)[0]
+    assert not (tmp_path / "other").exists()
 
 
 def test_layers_that_are_no_small_draft(tmp_path: Path) -> None:
