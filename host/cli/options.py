@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from hexgraft.host.backends import BACKENDS, open_session, parse_width_option
 from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.cli.authors import take_authors
 from hexgraft.host.cli.console import bytes_progress
-from hexgraft.host.cli.phone_options import build_options, soc_model
+from hexgraft.host.cli.phone_options import build_options, refuse_unused, soc_model
 from hexgraft.host.cli.tuned import site_of, tuned_drafter, wants_tuned
 from hexgraft.host.decode import DecodeOptions, Decoder
 from hexgraft.host.drafters.base import Drafter
@@ -47,6 +47,17 @@ def _all(*options: Callable[[Command], Command]) -> Callable[[Command], Command]
         return command
 
     return decorate
+
+
+def _used(command: Command) -> Command:
+    """Refuse options of another backend before the command begins; two backends may be compared."""
+
+    @wraps(command)
+    def checked(*arguments: Any, **options: Any) -> Any:
+        refuse_unused(*filter(None, (options["backend"], options.get("with_backend"))))
+        return command(*arguments, **options)
+
+    return checked
 
 
 sampling_options = _all(
@@ -111,6 +122,7 @@ session_options = _all(
     click.option(
         "--no-stay-awake", is_flag=True, help="With --backend device: let the screen go off meanwhile."
     ),
+    _used,
 )
 """Where and how graphs run."""
 

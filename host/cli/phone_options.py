@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from hexgraft.export.htp.soc import Soc, find_soc
 from hexgraft.host.adb.facts import PhoneFacts
@@ -13,6 +14,19 @@ from hexgraft.host.adb.phone import ROOT
 from hexgraft.models.errors import UsageError
 
 Command = Callable[..., Any]
+
+_PHONES = ("device",)
+_USES = {
+    "serial": _PHONES,
+    "root": _PHONES,
+    "no_stay_awake": _PHONES,
+    "cool_to": _PHONES,
+    "cool_timeout": _PHONES,
+    "reconnect": _PHONES,
+    "provider": ("cpu", "runner", "device"),
+    "threads": ("cpu", "runner", "device"),
+}
+"""The backends that have a use for an option."""
 
 
 def phone_options(command: Command) -> Command:
@@ -42,6 +56,23 @@ def build_options(command: Command) -> Command:
         callback=lambda context, parameter, name: find_soc(name).name if name else None,
         help="Which of several builds for the NPU, by its chip. Default: the phone's, or the first.",
     )(command)
+
+
+def refuse_unused(*backends: str) -> None:
+    """Raise UsageError for an option that was typed and that none of `backends` has a use for; what stands in
+    the environment is there for other runs."""
+    context = click.get_current_context(silent=True)
+    for parameter in context.command.params if context is not None else ():
+        name = parameter.name or ""
+        uses = _USES.get(name, backends)
+        if set(uses) & set(backends) or context is None:
+            continue
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = max(parameter.opts, key=len)
+            raise UsageError(
+                f"--backend {backends[0]} has no use for {option}",
+                f"leave it out, or use --backend {uses[0]}",
+            )
 
 
 def build_where_it_is(*sides: dict[str, Any]) -> None:

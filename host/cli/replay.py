@@ -17,7 +17,7 @@ from hexgraft.host.backends import BACKENDS
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cli.console import print_json, say, stdout
 from hexgraft.host.cli.options import open_checked, open_role, verify_option
-from hexgraft.host.cli.phone_options import build_options, build_where_it_is
+from hexgraft.host.cli.phone_options import build_options, build_where_it_is, refuse_unused
 from hexgraft.host.cli.tree_view import visible
 from hexgraft.host.session import Session
 from hexgraft.host.traces.cache_check import NOISE, CacheCheck, Damage
@@ -128,6 +128,7 @@ def _sides(header: Header, bundle: Bundle, options: dict[str, Any]) -> tuple[dic
         "provider": options["reference_provider"],
         "widths": None if against == "any" else against,
     }
+    refuse_unused(str(other["backend"]), options["reference"])
     build_where_it_is(reference, other)
     return options | reference, options | other
 
