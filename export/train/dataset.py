@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import load_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from hexgraft.export.train.torch_graph import TorchGraph
@@ -58,11 +58,12 @@ class Batch:
 
 
 def read_texts(files: Sequence[Path]) -> list[Text]:
-    """The texts of some waves, in order."""
+    """The texts of some waves, in order. States stay in their files until a batch reads them: a million
+    tokens of a small model have four gigabytes."""
     texts = []
     for file in files:
         try:
-            wave = load_file(file)
+            wave = {name: tensor.numpy() for name, tensor in load_file(file).items()}
         except (OSError, SafetensorError) as error:
             raise UsageError(f"cannot read the training data {file}: {error}", f"rm {file}") from error
         ends = np.cumsum(wave["lengths"])

@@ -50,8 +50,7 @@ class Job:
     """What to train, on what. `tokens` is about how many the target writes, `rows` the vocabulary of a
     head; a small draft has `layers` and the whole vocabulary.
 
-    With `minutes` the texts get at most half of the time, and training ends with the epoch after which
-    another one would not fit.
+    With `minutes` the texts get at most half of the time, and training plans for the rest of it.
     """
 
     kind: str = "head"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -50,6 +50,8 @@ class TrainingRun:
         self.head = graph.head[rows] * graph.logit_scale
         self.trainer = Trainer(draft.net, data, self.embedding, self.head, job.train, workers)
         self.outlooks: list[Outlook] = []
+        self.measured: list[int] = []
+        """Steps after which the outlooks were taken."""
         self.options = {
             **asdict(job.train),
             "kind": job.kind,
@@ -66,24 +68,26 @@ class TrainingRun:
         advance: Callable[[int], None],
         left: Callable[[], float],
     ) -> dict[str, Any]:
-        """Train until the epochs are over, the time that is `left` [s] does not suffice for another one, or
-        none of the last ones was better. The best draft is written at `output`; returns the report."""
+        """Train until the epochs are over, the time that is `left` [s] is, or none of the last epochs was
+        better. The best draft is written at `output`; returns the report."""
         self._resume(say)
-        started, first = time.monotonic(), self.trainer.progress.epoch
-        for epoch in self.trainer.epochs(lambda progress: self._after_step(progress, advance)):
+        progress = self.trainer.progress
+        used = _clock(left, progress.used)
+        for _ in self.trainer.stretches(lambda progress: self._after_step(progress, advance), used):
             found = outlook(self.draft.net, self.held, self.embedding, self.head, self.tokens)
             best = max((o.tokens_per_round for o in self.outlooks), default=0.0)
             self.outlooks.append(found)
+            self.measured.append(progress.step)
             if found.tokens_per_round > best and self.workers.first:
                 table = {"by_depth_and_rank": found.table}
                 self.draft.write(output, {RECIPE: recipe, ACCEPTANCE: table})
             self._keep()
             say(
-                f"epoch {epoch}: loss {np.mean(self.trainer.progress.losses[-20:]):.3f}, "
+                f"step {progress.step}, epoch {progress.epoch + 1 if progress.place else progress.epoch}: "
+                f"loss {np.mean(progress.losses[-20:]):.3f}, "
                 f"{found.tokens_per_round:.2f} tokens a round in chains of 4 on held-out prompts"
             )
-            spent = (time.monotonic() - started) / max(1, epoch - first)
-            if self.workers.any(self._stalled() or left() < spent):
+            if used is None and self.workers.any(self._stalled()):
                 break
         self.workers.wait()
         return self._report()
@@ -93,6 +97,7 @@ class TrainingRun:
         if kept is not None:
             self.trainer.load(kept["trainer"])
             self.outlooks = [Outlook(**value) for value in kept["outlooks"]]
+            self.measured = kept["measured"]
             say(f"going on after step {self.trainer.progress.step} of {self.trainer.steps}")
 
     def _stalled(self) -> bool:
@@ -106,16 +111,31 @@ class TrainingRun:
 
     def _keep(self) -> None:
         if self.workers.first:
-            outlooks = [asdict(value) for value in self.outlooks]
-            self.work.save({"options": self.options, "trainer": self.trainer.state(), "outlooks": outlooks})
+            self.work.save(
+                {
+                    "options": self.options,
+                    "trainer": self.trainer.state(),
+                    "outlooks": [asdict(value) for value in self.outlooks],
+                    "measured": self.measured,
+                }
+            )
 
     def _report(self) -> dict[str, Any]:
         best = max(self.outlooks, key=lambda o: o.tokens_per_round)
         return {
             "steps": self.trainer.progress.step,
             "losses": [round(loss, 5) for loss in self.trainer.progress.losses],
-            "chain_by_epoch": [round(o.tokens_per_round, 4) for o in self.outlooks],
+            "measured_after_steps": self.measured,
+            "chain_when_measured": [round(o.tokens_per_round, 4) for o in self.outlooks],
             "chain": round(best.tokens_per_round, 4),
             "acceptance_by_depth_and_rank": best.table,
             "parameters": sum(p.numel() for p in self.draft.net.parameters()),
         }
+
+
+def _clock(left: Callable[[], float], before: float) -> Callable[[], float] | None:
+    """Which part of the time is used, of which `before` was in an earlier run; None where there is no end."""
+    span = max(left(), 1e-6)
+    if math.isinf(span):
+        return None
+    return lambda: before + (1 - before) * (1 - left() / span)

@@ -29,7 +29,8 @@ class TrainOptions:
     AdamW's learning rate rises to `rate` for `warmup` steps (a tenth of all at most), stays there, and falls
     as a cosine over the last `fall` epochs: so more epochs can be asked for of a run that has not begun to
     fall. The first `single` epochs, but for the last of all, train the first step alone at a third of the
-    cost.
+    cost. Where time is short these are parts of the time instead, if that comes first: the rate falls in the
+    last `_FALLING` of it, and the first step is alone for no longer than `_ALONE` of it.
     """
 
     seed: int = 0
@@ -47,14 +48,21 @@ class TrainOptions:
     low_precision: bool = True
 
 
+_FALLING = 0.5
+_ALONE = 0.3
+_MARKS = 8
+
+
 @dataclass(slots=True)
 class Progress:
-    """Where a training stands: the next epoch and batch, and the mean losses so far."""
+    """Where a training stands: the next epoch and batch, the mean losses so far, and which part of its time
+    is used (always 0 where time is not limited)."""
 
     epoch: int = 0
     place: int = 0
     step: int = 0
     losses: list[float] = field(default_factory=list)
+    used: float = 0.0
 
 
 class Trainer:
@@ -84,19 +92,25 @@ class Trainer:
         counts = [len(data.order(options.seed, epoch, options.batch)) for epoch in range(options.epochs)]
         self.steps, self.falling = sum(counts), sum(counts[-options.fall :])
 
-    def epochs(self, after_step: Callable[[Progress], None]) -> Iterator[int]:
-        """Train; yields the number of every epoch that has been finished."""
+    def stretches(
+        self, after_step: Callable[[Progress], None], used: Callable[[], float] | None = None
+    ) -> Iterator[None]:
+        """Train, until all epochs are over or all time is `used` (0 to 1); yields where the draft is worth
+        measuring: after every epoch, and after every eighth of the time."""
         progress = self.progress
-        while progress.epoch < self.options.epochs:
+        while progress.epoch < self.options.epochs and progress.used < 1:
             batches = self.data.order(self.options.seed, progress.epoch, self.options.batch)
-            while progress.place < len(batches):
-                loss = self._step(batches[progress.place])
-                progress.losses.append(loss)
+            while progress.place < len(batches) and progress.used < 1:
+                before = progress.used
+                progress.losses.append(self._step(batches[progress.place], used() if used else 0.0))
                 progress.place += 1
                 progress.step += 1
                 after_step(progress)
-            progress.epoch, progress.place = progress.epoch + 1, 0
-            yield progress.epoch
+                if int(before * _MARKS) < int(progress.used * _MARKS) and progress.place < len(batches):
+                    yield
+            if progress.place == len(batches):
+                progress.epoch, progress.place = progress.epoch + 1, 0
+                yield
 
     def state(self) -> dict[str, Any]:
         """Everything a resumed run needs."""
@@ -113,11 +127,15 @@ class Trainer:
         self.progress = Progress(**state["progress"])
 
     def _rate(self, step: int) -> float:
-        done = max(0.0, (step - (self.steps - self.falling)) / self.falling)
+        done = max(
+            0.0,
+            (step - (self.steps - self.falling)) / self.falling,
+            1 - (1 - min(self.progress.used, 1.0)) / _FALLING,
+        )
         risen = min(1.0, (step + 1) / min(self.options.warmup, self.steps // 10 + 1))
         return self.options.rate * risen * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done)))
 
-    def _step(self, numbers: list[int]) -> float:
+    def _step(self, numbers: list[int], used: float) -> float:
         for group in self.optimiser.param_groups:
             group["lr"] = self._rate(self.progress.step)
         self.optimiser.zero_grad(set_to_none=False)
@@ -125,21 +143,23 @@ class Trainer:
         total, count = torch.zeros(()), torch.zeros(())
         if mine:
             total, count = self._loss(self.data.batch(mine))
-        sums = self.workers.sum(torch.stack((total.detach().cpu(), count.cpu())))
+        clock = torch.tensor(used if self.workers.first else 0.0)  # one clock, or processes would part
+        sums = self.workers.sum(torch.stack((total.detach().cpu(), count.cpu(), clock)))
         loss = total / sums[1].clamp(min=1.0)
         if mine:
             loss.backward()  # type: ignore[no-untyped-call]
         self.workers.sum_gradients(self.net.parameters())
         torch.nn.utils.clip_grad_norm_(self.net.parameters(), self.options.clip)
         self.optimiser.step()
+        self.progress.used = float(sums[2])
         return float(sums[0] / sums[1].clamp(min=1.0))
 
     def _loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The weighted sum of losses over rows and steps, and the sum of the first step's weights."""
         options = self.options
         with torch.autocast(self.embedding.device.type, torch.bfloat16, enabled=options.low_precision):
-            single = min(options.single, options.epochs - 1)
-            steps = 1 if self.progress.epoch < single else options.unroll
+            alone = self.progress.epoch < min(options.single, options.epochs - 1)
+            steps = 1 if alone and self.progress.used < _ALONE else options.unroll
             states = self.net.unroll(batch, self.embedding, steps)
             normed = [self.net.norm(state) for state in states]
         total = torch.zeros(())

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ from hexgraft.models.head_checkpoint import HeadCheckpoint
 
 torch = pytest.importorskip("torch")
 
-from hexgraft.export.train import trainer as trainer_module  # noqa: E402
+from hexgraft.export.train.head_net import HeadNet  # noqa: E402
+from hexgraft.export.train.job import TrainingJob  # noqa: E402
+from hexgraft.export.train.trainer import Trainer  # noqa: E402
 
 SMALL = ["--tokens", "600", "--texts", "24", "--new-tokens", "40", "--vocab", "64", "--batch", "512"]
 SMALL += ["--epochs", "4", "--unroll", "2", "--full-precision", "--threads", "1", "--json"]
@@ -60,7 +63,7 @@ def test_a_head_comes_out_that_export_takes(target: Path, whole: tuple[Path, dic
     output, report = whole
     losses = report["losses"]  # of four epochs, of which the last two sum those of two steps
     assert losses[len(losses) // 2 - 1] < 0.95 * losses[0]
-    assert len(report["chain_by_epoch"]) == 4
+    assert len(report["chain_when_measured"]) == len(report["measured_after_steps"]) == 4
     assert report["data"]["written"] > 400
     head = HeadCheckpoint(output, open_checkpoint(target.parent / "target-checkpoint"))
     assert head.config.features == (1, 2, 2)
@@ -95,22 +98,49 @@ def test_its_acceptance_table_goes_into_the_bundle(
 def test_a_stopped_run_goes_on_to_the_same_loss(
     target: Path, whole: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = trainer_module.Trainer._step
+    step = Trainer._step
     steps = 0
 
-    def failing(self: Any, numbers: list[int]) -> float:
+    def failing(self: Any, numbers: list[int], used: float) -> float:
         nonlocal steps
         steps += 1
         if steps > len(whole[1]["losses"]) // 2 + 1:
             raise KeyboardInterrupt
-        return step(self, numbers)
+        return step(self, numbers, used)
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer_module.Trainer, "_step", failing)
+        patch.setattr(Trainer, "_step", failing)
         assert run(target, "-o", tmp_path / "head", *SMALL).exit_code == 130
     report = trained(target, "-o", tmp_path / "head", *SMALL)
     assert report["losses"] == pytest.approx(whole[1]["losses"], rel=TOLERANCE)
     assert not (tmp_path / "head.work" / "checkpoint.pt").exists()
+
+
+def test_a_training_plans_for_the_time_it_has(
+    target: Path, whole: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More epochs are asked for than there is time: one step alone at first, the rate low at the end."""
+    work = shutil.copytree(whole[0].with_name("head.work"), tmp_path / "head.work")
+    asked, rates, unrolled = count(), [], []
+    monkeypatch.setattr(TrainingJob, "_left", lambda job: 600.0 - 20 * next(asked))
+    rate, unroll = Trainer._rate, HeadNet.unroll
+    monkeypatch.setattr(Trainer, "_rate", lambda *a: rates.append(rate(*a)) or rates[-1])
+    monkeypatch.setattr(
+        HeadNet, "unroll", lambda n, b, e, steps: unrolled.append(steps) or unroll(n, b, e, steps)
+    )
+    report = trained(
+        target, "-o", tmp_path / "head", "--work", work, *SMALL, "--epochs", "90", "--minutes", "10"
+    )
+    assert 25 <= report["steps"] <= 30
+    assert max(rates) > 10 * rates[-1]
+    assert rates == sorted(rates[: rates.index(max(rates))]) + sorted(
+        rates[rates.index(max(rates)) :], reverse=True
+    )
+    steps = [n for n in unrolled if n <= 2]  # what is measured on held-out texts goes further
+    assert steps[:8] == [1] * 8  # of the 14 steps of two epochs
+    assert steps[11:] == [2] * (report["steps"] - 11)
+    assert report["measured_after_steps"][-1] == report["steps"]
+    assert len(report["measured_after_steps"]) >= 8
 
 
 def test_shards_of_two_processes_merge_and_train_to_the_same_loss(
@@ -123,8 +153,8 @@ def test_shards_of_two_processes_merge_and_train_to_the_same_loss(
     one = sorted((whole[0].with_name("head.work") / "waves").iterdir())
     assert [file.read_bytes() for file in sorted((work / "waves").iterdir())] == [f.read_bytes() for f in one]
     program = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    # A start in some hundreds ends in an abort inside gloo; torchrun's own remedy is another start, which goes on
-    # where the first one was. What may not happen is that it counts as done, or comes to another end.
+    # A start in some hundreds ends in an abort inside gloo; torchrun's own remedy is another start, which
+    # goes on where the first one was. What may not happen is that it counts as done, or ends elsewhere.
     program += ["--max-restarts", "2"]
     program += ["-m", "hexgraft.host.cli", "train-draft", str(target), "-o", str(tmp_path / "head")]
     done2 = subprocess.run(
