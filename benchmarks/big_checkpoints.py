@@ -1,6 +1,7 @@
-"""Exports of checkpoints of 1.5B to 8B random weights: peak memory, and time against copying the checkpoint.
+"""Exports of checkpoints of 1.5B to 8B random weights: peak memory, and time against copying the checkpoint;
+and the memory of making w4a16 graphs of them, stage by stage.
 
-They take 3 to 16 GB of disk for the checkpoint and twice that for the bundle, and are deleted afterwards.
+They take 3 to 16 GB of disk for the checkpoint and three times that for the rest, and are deleted afterwards.
 HEXGRAFT_BIG names the sizes to run ("1.5B", "1.5B,3B"), TMPDIR the place.
 """
 
@@ -22,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.figure import Figure
+from benchmarks.memory import stage_figures, watch
 from hexgraft.models.config import tensor_shapes
 from hexgraft.models.hf_config import config_from_hf
 from hexgraft.models.hf_names import hf_sources
@@ -62,6 +64,20 @@ def _figures(name: str, folder: Path) -> Iterator[Figure]:
     yield Figure(f"export of {name} to fp32, peak memory", usage.ru_maxrss / 1e6, "GB", f"<= {PEAK[name]}")
     yield Figure(f"export of {name} to fp32, whole command", seconds, "s")
     yield Figure(f"export of {name} over copying it", seconds / copying, "x", "<= 2.5")
+    shutil.rmtree(folder / "b")
+    yield from _graphs(name, checkpoint, folder / "npu")
+
+
+def _graphs(name: str, checkpoint: Path, output: Path) -> Iterator[Figure]:
+    """What w4a16 graphs for the NPU take, before they are compiled."""
+    command = [sys.executable, "-m", "benchmarks.npu_graphs", str(checkpoint), str(output), "w4a16"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    stages = watch(process, output)
+    if process.returncode:
+        raise SystemExit(f"the graphs of {name} failed with exit code {process.returncode}")
+    peak = max(stage.total for stage in stages.values())
+    yield Figure(f"graphs of {name} at w4a16, peak memory", peak / 1e9, "GB", f"<= {PEAK[name]}")
+    yield from stage_figures(f"graphs of {name} at w4a16", stages)
 
 
 def write_random_checkpoint(folder: Path, size: dict[str, Any]) -> Path:

@@ -1,4 +1,5 @@
-"""An NPU export of a 1.5B model (Qwen2 1.5B's shapes, random weights): time, and memory of all its processes.
+"""An NPU export of a 1.5B model (Qwen2 1.5B's shapes, random weights): time, and memory of all its processes
+by the stages of the export, mapped files apart.
 
 Takes about 12 GB of disk and, on two cores, ten minutes a precision. HEXGRAFT_NPU names the precisions to run
 ("w8a16,w4a16"), TMPDIR the place. Needs onnxruntime-qnn.
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from benchmarks.big_checkpoints import SIZES, write_random_checkpoint
 from benchmarks.figure import Figure
+from benchmarks.memory import stage_figures, watch
 
 PART_MB = {"w8a16": 240, "w4a16": 240}
 
@@ -36,40 +38,15 @@ def _figures(checkpoint: Path, output: Path, precision: str) -> Iterator[Figure]
     command += ["--widths", "1,16,128", "--host-widths", "none", "--part-size", str(PART_MB[precision])]
     start = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    peak = 0
-    while process.poll() is None:
-        peak = max(peak, tree_memory(process.pid))
-        time.sleep(0.1)
+    stages = watch(process, output)
     seconds = time.perf_counter() - start
     if process.returncode:
         raise SystemExit(f"the export at {precision} failed with exit code {process.returncode}")
     binaries = sorted(output.glob("target/htp/sm8650/*/*.bin"))
     size = sum(file.stat().st_size for file in binaries)
     yield Figure(f"1.5B to {precision}, 3 widths shared, whole command", seconds / 60, "min", "<= 15")
+    peak = max(stage.total for stage in stages.values())
     yield Figure(f"1.5B to {precision}, peak memory of all processes", peak / 1e9, "GB", "<= 8")
+    yield from stage_figures(f"1.5B to {precision}", stages)
     yield Figure(f"1.5B to {precision}, context binaries", size / 1e9, "GB")
     yield Figure(f"1.5B to {precision}, parts", len(binaries))
-
-
-def tree_memory(root: int) -> int:
-    """Resident bytes of a process and all its descendants, pages of mapped files included."""
-    parents: dict[int, int] = {}
-    resident: dict[int, int] = {}
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            stat = (folder / "stat").read_text().rpartition(")")[2].split()
-            pages = int((folder / "statm").read_text().split()[1])
-        except (OSError, IndexError):
-            continue  # it ended meanwhile
-        parents[int(folder.name)] = int(stat[1])
-        resident[int(folder.name)] = pages * os.sysconf("SC_PAGE_SIZE")
-    total = 0
-    for process in resident:
-        ancestor = process
-        while ancestor not in (root, 0, 1):
-            ancestor = parents.get(ancestor, 0)
-        if ancestor == root:
-            total += resident[process]
-    return total

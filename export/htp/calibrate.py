@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import onnx
-import onnxruntime as ort
 from onnx import TensorProto, helper
 
+from hexgraft.export.htp.layers import LayeredRuntime, is_large
 from hexgraft.export.htp.network import Network, Projection
 from hexgraft.export.htp.ranges import Ranges
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cpu_session import CpuRows, CpuSession
 from hexgraft.host.decode import DecodeOptions, Decoder
 from hexgraft.host.drafters.lookup import Lookup
-from hexgraft.host.session import Visibility
+from hexgraft.host.session import Floats, Visibility
 from hexgraft.models.errors import ExportError
 
 LEAST_TOKENS = 256
@@ -27,10 +27,8 @@ _DECODE = 4
 _TREES = 16
 _CONTINUED = 2
 """Prompts that are also decoded: a large model takes seconds for each such pass."""
-_LARGE = 1 << 30
-"""Bytes of weights from which on a model is large: they stay in the mapped file, as packed copies would
-double them, and less text runs through in shorter prompts, as all values of a pass are in memory at once."""
 _LARGE_PROMPT = 32
+"""Of a large model less text runs through, in shorter prompts: all values of a part are in memory at once."""
 _LARGE_TOKENS = 512
 _TREE_SIZE = 16
 
@@ -61,10 +59,6 @@ def calibrate(bundle: Bundle, role: str, texts: Sequence[Sequence[int]], *, thre
     return session.ranges
 
 
-def is_large(network: Network) -> bool:
-    return 4 * network.model.parameters > _LARGE
-
-
 def _drive(session: CpuSession, prompt: Sequence[int], go_on: bool) -> None:
     plain = Decoder(session, None, DecodeOptions(max_tokens=_DECODE, tree_size=1))
     plain.begin(prompt)
@@ -83,61 +77,52 @@ class _Calibrating(CpuSession):
     """A CPU session whose graph also tells the extremes of its values; nothing else differs."""
 
     def __init__(self, network: Network, bundle: Bundle, role: str, threads: int) -> None:
-        self._values = network.values()
-        self._inputs = [projection.weight for projection in network.projections()]
+        self._observer = _Observer(network)
+        self._layers = LayeredRuntime(network, threads, self._observer)
         self.ranges = Ranges()
-        super().__init__(bundle, role, runtime=_load(network, self._values, threads))
-
-    def _bind(self, width: int) -> ort.IOBinding:
-        fresh = width not in self._bindings
-        binding = super()._bind(width)
-        if fresh:
-            more = [f"{kind}:{weight}" for kind in ("squares", "peaks") for weight in self._inputs]
-            for name in ("lows", "highs", *more):
-                binding.bind_output(name, "cpu")
-        return binding
+        super().__init__(bundle, role, runtime=self._layers)
 
     def forward(self, tokens: Sequence[int], positions: Sequence[int], visible: Visibility) -> CpuRows:
         rows = super().forward(tokens, positions, visible)
-        count = len(self._inputs)
-        outputs = self._bind(rows.width).get_outputs()[-2 - 2 * count :]
-        lows, highs, *found = (output.numpy() for output in outputs)
-        for name, low, high in zip(self._values, lows, highs, strict=True):
-            self.ranges.widen(name, float(low), float(high))
-        squares, peaks = (
-            dict(zip(self._inputs, part, strict=True)) for part in (found[:count], found[count:])
-        )
-        self.ranges.add_inputs(squares, peaks, rows.count)
+        found: dict[str, dict[str, Floats]] = {"squares": {}, "peaks": {}}
+        for values, observed in zip(self._observer.values, self._layers.observed, strict=True):
+            lows, highs = observed.pop("lows"), observed.pop("highs")
+            for name, low, high in zip(values, lows, highs, strict=True):
+                self.ranges.widen(name, float(low), float(high))
+            for name, numbers in observed.items():
+                kind, _, weight = name.partition(":")
+                found[kind][weight] = numbers
+        self.ranges.add_inputs(found["squares"], found["peaks"], rows.count)
         return rows
 
 
-def _load(network: Network, values: Sequence[str], threads: int) -> ort.InferenceSession:
-    """The model's graph with three further kinds of output: lows [N] and highs [N] of `values`, and the sum
-    of squares [in] of each projection's input."""
-    proto = onnx.ModelProto()
-    proto.CopyFrom(network.proto)
-    graph = proto.graph
-    graph.initializer.append(helper.make_tensor("one_number", TensorProto.INT64, [1], [1]))
-    for op, name in (("ReduceMin", "lows"), ("ReduceMax", "highs")):
-        parts = [f"{value}:{name}" for value in values]
-        for value, part in zip(values, parts, strict=True):
-            graph.node.append(helper.make_node(op, [value], [part + ".scalar"], keepdims=0))
-            graph.node.append(helper.make_node("Reshape", [part + ".scalar", "one_number"], [part]))
-        graph.node.append(helper.make_node("Concat", parts, [name], axis=0))
-        graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, [len(values)]))
-    for kind in ("squares", "peaks"):
-        for projection in network.projections():
-            _add_input(graph, projection, kind)
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3
-    key = "session.model_external_initializers_file_folder_path"
-    options.add_session_config_entry(key, str(network.folder))
-    if is_large(network):
-        options.add_session_config_entry("session.disable_prepacking", "1")
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        options.enable_cpu_mem_arena = False
-    return ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+class _Observer:
+    """Adds four kinds of output to each part of a graph: `lows` and `highs` of its values (`values`, in the
+    order of the parts), and the sum of squares and the peaks of each projection's input."""
+
+    def __init__(self, network: Network) -> None:
+        self._names = set(network.values())
+        self._projections = list(network.projections())
+        self.values: list[list[str]] = []
+
+    def __call__(self, graph: onnx.GraphProto) -> None:
+        nodes = {node.name for node in graph.node}
+        named = [value.name for value in graph.input]
+        named += [output for node in graph.node for output in node.output]
+        values = [name for name in named if name in self._names]
+        self.values.append(values)
+        graph.initializer.append(helper.make_tensor("one_number", TensorProto.INT64, [1], [1]))
+        for op, name in (("ReduceMin", "lows"), ("ReduceMax", "highs")):
+            parts = [f"{value}:{name}" for value in values]
+            for value, part in zip(values, parts, strict=True):
+                graph.node.append(helper.make_node(op, [value], [part + ".scalar"], keepdims=0))
+                graph.node.append(helper.make_node("Reshape", [part + ".scalar", "one_number"], [part]))
+            graph.node.append(helper.make_node("Concat", parts, [name], axis=0))
+            graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, [len(values)]))
+        for kind in ("squares", "peaks"):
+            for projection in self._projections:
+                if projection.node in nodes:
+                    _add_input(graph, projection, kind)
 
 
 def _add_input(graph: onnx.GraphProto, projection: Projection, kind: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from hexgraft.export.htp.build import Build
+from hexgraft.export.htp.layers import float_runtime
 from hexgraft.export.htp.parity import THRESHOLDS, compare, failures, gate_passes, parity_figures
 from hexgraft.export.htp.worst_layer import worst_layer
 from hexgraft.host.bundle import Bundle
@@ -44,7 +45,8 @@ def _gate(
     build.say(f"{what}: comparing with the fp32 graph on the emulator")
     passes = gate_passes(tokens, widths, build.htp.parity_rows, build.network.model.vocab)
     place: dict[str, Any] = {"widths": widths, "capacities": [capacity]}
-    reference = CpuSession(bundle, build.role, threads=build.htp.threads, **place)
+    threads, runtime = build.htp.threads, float_runtime(build.network, build.htp.threads)
+    reference = CpuSession(bundle, build.role, threads=threads, runtime=runtime, **place)
     soc = build.variant.socs[0].name
     session = HtpSession(bundle, build.role, soc=soc, precision=precision, **place)
     try:

@@ -30,7 +30,9 @@ def plan_parts(layer_bytes: int, layers: int, embed_bytes: int, head_bytes: int,
     return cuts
 
 
-def split(proto: onnx.ModelProto, cuts: Sequence[str], hidden: int, width: int) -> list[onnx.ModelProto]:
+def split(
+    proto: onnx.ModelProto, cuts: Sequence[str], hidden: int, width: int | str
+) -> list[onnx.ModelProto]:
     """The graph as len(cuts) + 1 graphs. Between parts passes one float value [1, width, hidden], under its
     own name; what every layer shares (RoPE tables, the mask) is computed anew in each."""
     if not cuts:
@@ -75,7 +77,7 @@ def _part(
     nodes: Sequence[onnx.NodeProto],
     received: Sequence[str],
     given: Sequence[str],
-    shape: Sequence[int],
+    shape: Sequence[int | str],
 ) -> onnx.ModelProto:
     used = {name for node in nodes for name in node.input}
     known = {value.name: value for value in whole.graph.output}

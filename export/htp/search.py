@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
+from hexgraft.export.htp.layers import float_runtime
 from hexgraft.export.htp.network import Network
 from hexgraft.export.htp.precision import FLOAT, Precision
 from hexgraft.export.htp.quantise import quantise
@@ -99,9 +100,9 @@ class Judge:
             for projection in network.projections()
             if projection.weight != "head"
         }
-        self._reference = self._logits(
-            CpuSession(bundle, network.role, widths=[self._width], whole=True), _ROWS
-        )
+        runtime = float_runtime(network)
+        floats = CpuSession(bundle, network.role, widths=[self._width], whole=True, runtime=runtime)
+        self._reference = self._logits(floats, _ROWS)
 
     def close(self) -> None:
         self._weights.path.unlink(missing_ok=True)
