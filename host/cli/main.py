@@ -12,8 +12,11 @@ import click
 
 from hexgraft.host.cli.commands import Commands
 from hexgraft.host.cli.console import say_error
+from hexgraft.host.cli.usage import usage_words
 from hexgraft.models.errors import FAILED, INTERRUPTED, HexgraftError
 
+_HELP = getattr(click.exceptions, "NoArgsIsHelpError", ())
+"""What newer versions of click raise where a group alone shows its help."""
 _HINTS = {
     errno.ENOSPC: "free some space: `df -h` shows where",
     errno.EMFILE: "allow more open files: ulimit -n 4096",
@@ -39,7 +42,10 @@ def main(arguments: list[str] | None = None) -> None:
         result: Any = cli.main(args=arguments, prog_name="hexgraft", standalone_mode=False)
         code = result if isinstance(result, int) else 0
     except click.ClickException as error:
-        error.show()
+        if isinstance(error, _HELP):
+            error.show()
+        else:
+            say_error(*usage_words(error))
         code = error.exit_code
     except HexgraftError as error:
         say_error(error.message, error.hint)

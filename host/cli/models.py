@@ -14,6 +14,7 @@ from hexgraft.export.sizes import Sizes, estimate
 from hexgraft.export.writer import DEFAULT_CONTEXT
 from hexgraft.host.cli.console import print_json, say, stdout
 from hexgraft.models.checkpoint import Checkpoint, open_checkpoint
+from hexgraft.models.errors import UsageError
 from hexgraft.models.families import FAMILIES, PAIRS
 from hexgraft.models.head_checkpoint import HeadCheckpoint, open_draft
 from hexgraft.models.vocabulary import fit_draft
@@ -36,7 +37,9 @@ def models(checkpoint: Path | None, draft: Path | None, context: int | None, as_
     """
     if checkpoint is None:
         if draft is not None:
-            raise click.UsageError("--draft goes with a CHECKPOINT")
+            raise UsageError(
+                "--draft goes with a CHECKPOINT", "name its target too: hexgraft models TARGET --draft DRAFT"
+            )
         _list(as_json)
         return
     target = open_checkpoint(checkpoint)

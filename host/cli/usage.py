@@ -1,0 +1,54 @@
+"""Click's own errors (a missing argument, an unknown option, a bad choice) in the form all others have."""
+
+from __future__ import annotations
+
+import difflib
+
+import click
+
+
+def usage_words(error: click.ClickException) -> tuple[str, str]:
+    """Message and hint of an error of click's."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    command = context.command_path if context is not None else "hexgraft"
+    message, hint = _plain(error.format_message()), f"see `{command} --help`"
+    if isinstance(error, click.MissingParameter):
+        message = f"{command} needs {_name(error.param, error.param_hint)}"
+        if context is not None and isinstance(error.param, click.Argument):
+            hint = f"{_usage(context)}; {hint}"
+    elif isinstance(error, click.BadParameter):
+        name, said = _name(error.param, error.param_hint), _plain(error.message, lower=False)
+        message = f"{name}: {said}"
+        if error.param is not None and isinstance(error.param.type, click.Choice):
+            message = f"{name} {said.split(' is not one of ')[0]} is none of its choices"
+            hint = f"one of: {', '.join(map(str, error.param.type.choices))}"
+    elif isinstance(error, click.NoSuchOption):
+        message = f"{command} has no option {error.option_name}"
+        hint = _did_you_mean(list(error.possibilities or ()), hint)
+    elif context is not None and isinstance(context.command, click.Group) and "No such command" in str(error):
+        asked = str(error).split("'")[1]
+        message = f"{command} has no command {asked!r}"
+        hint = _did_you_mean(difflib.get_close_matches(asked, context.command.list_commands(context)), hint)
+    return message, hint
+
+
+def _plain(message: str, *, lower: bool = True) -> str:
+    """A message as ours begin and end."""
+    message = " ".join(message.split()).removesuffix(".")
+    return message[:1].lower() + message[1:] if lower else message
+
+
+def _name(parameter: click.Parameter | None, given: object) -> str:
+    """What a user knows a parameter by: an argument's name, an option's longest."""
+    if isinstance(parameter, click.Option):
+        return max((*parameter.opts, *parameter.secondary_opts), key=len)
+    return parameter.human_readable_name if parameter is not None else str(given)
+
+
+def _usage(context: click.Context) -> str:
+    pieces = context.command.collect_usage_pieces(context)
+    return " ".join((context.command_path, *pieces))
+
+
+def _did_you_mean(names: list[str], hint: str) -> str:
+    return f"did you mean {' or '.join(names[:3])}? {hint}" if names else hint
