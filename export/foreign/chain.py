@@ -6,13 +6,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hexgraft.export.foreign.source import SourceGraph, Tensor
+from hexgraft.export.foreign.source import QUANTISED, SourceGraph, Tensor
 from hexgraft.host.manifest import Encoding, KvEncoding
 from hexgraft.models.config import ModelConfig
 from hexgraft.models.errors import ExportError
 
 _HOST = ("input_ids", "attention_mask", "position_ids_cos", "position_ids_sin")
 """Inputs the host fills, cache apart."""
+_PARTS = "is the config.json that of this model, and is every part there?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,10 @@ class Chains:
 
     def __post_init__(self) -> None:
         if max(self.parts) >= self.columns:
-            raise ExportError(f"graphs of {max(self.parts)} rows over {self.columns} columns leave no cache")
+            raise ExportError(
+                f"graphs of {max(self.parts)} rows over {self.columns} columns leave no cache",
+                "choose others with --widths or --context-length",
+            )
 
 
 def choose_chains(graphs: Sequence[SourceGraph], columns: int | None = None) -> Chains:
@@ -113,7 +117,7 @@ def check_shapes(chains: Chains, config: ModelConfig) -> None:
                     _match(graph, name, tensor, given[name].shape, given[name].dtype)
                     continue
                 if known is None:
-                    raise ExportError(f"{graph.name} takes {name}, which no part before it gives")
+                    raise ExportError(f"{graph.name} takes {name}, which no part before it gives", _PARTS)
                 _match(graph, name, tensor, known)
                 taken.add(name)
             given |= graph.outputs
@@ -121,7 +125,7 @@ def check_shapes(chains: Chains, config: ModelConfig) -> None:
         if missing:
             raise ExportError(
                 f"the graphs of {width} rows have no {missing[0]}",
-                "is the config.json that of this model, and is every part there?",
+                _PARTS,
             )
         for name, shape in wanted_out.items():
             last = name == "logits" and given[name].shape == (1, 1, config.vocab)
@@ -155,15 +159,19 @@ def _match(
     if tensor.shape != shape or (dtype is not None and tensor.dtype != dtype):
         raise ExportError(
             f"{graph.name}: {name} is {tensor.dtype} {list(tensor.shape)}, expected {dtype or tensor.dtype} "
-            f"{list(shape)}"
+            f"{list(shape)}",
+            _PARTS,
         )
     floats = dtype is None and name != "input_ids" and tensor.encoding is None
     if floats and tensor.dtype != "float32":
         raise ExportError(
-            f"{graph.name}: {name} is {tensor.dtype}, which is neither float32 nor a quantised integer"
+            f"{graph.name}: {name} is {tensor.dtype}, which is neither float32 nor a quantised integer",
+            QUANTISED,
         )
     if name == "input_ids" and tensor.dtype != "int32":
-        raise ExportError(f"{graph.name}: input_ids is {tensor.dtype}, expected int32")
+        raise ExportError(
+            f"{graph.name}: input_ids is {tensor.dtype}, expected int32", "export it with tokens in int32"
+        )
 
 
 def kv_encodings(chains: Chains, layers: int) -> list[KvEncoding]:
@@ -188,5 +196,8 @@ def kv_encodings(chains: Chains, layers: int) -> list[KvEncoding]:
     entries = [KvEncoding(key, value) for key, value in pairs if key is not None and value is not None]
     types = {encoding.dtype if encoding is not None else "float32" for pair in pairs for encoding in pair}
     if len(types) != 1:
-        raise ExportError(f"keys and values are stored as {', '.join(sorted(types))}, expected one type")
+        raise ExportError(
+            f"keys and values are stored as {', '.join(sorted(types))}, expected one type",
+            "export it with one type for all layers",
+        )
     return entries

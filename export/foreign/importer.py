@@ -79,15 +79,21 @@ def import_bundle(
     tokenizer.json are missing or not understood.
     """
     source = _read(folder)
+    chains = _choose(source, options)
     place = options.checkpoint or folder
+    if not (place / "config.json").is_file():
+        raise ExportError(
+            f"{place} has no config.json",
+            "name the folder with the model's config.json and tokenizer.json: --checkpoint FOLDER",
+        )
     values = read_json(place / "config.json")
     config = config_from_hf(values, str(place / "config.json"))
-    chains = _choose(source, options)
     first = next(iter(chains.values()))
     context = first.columns - max(first.parts)
     if config.within(context).window is not None or config.local_rope is not None:
         raise ExportError(
-            f"{source.name} has layers with a window, which the vendor's graphs show in no input"
+            f"{source.name} has layers with a window, which the vendor's graphs show in no input",
+            "choose a shorter --context-length, which no window cuts",
         )
     for found in chains.values():
         check_shapes(found, config)
@@ -119,7 +125,8 @@ def import_bundle(
 
 def _read(folder: Path) -> Source:
     if not folder.is_dir():
-        raise ExportError(f"there is no folder {folder}", "give the folder that the vendor's export wrote")
+        what = f"{folder} is a file" if folder.exists() else f"there is no folder {folder}"
+        raise ExportError(what, "give the folder that the vendor's export wrote")
     graphs: dict[str, Sequence[SourceGraph]] = {}
     onnx_files, bin_files = sorted(folder.glob("*.onnx")), sorted(folder.glob("*.bin"))
     if onnx_files:
@@ -184,7 +191,10 @@ def _model_entry(
     first = next(iter(chains.values()))
     caches = [kv_encodings(found, config.layers) for found in chains.values()]
     if any(cache != caches[0] for cache in caches):
-        raise ExportError("the ONNX graphs and the binaries store keys and values differently")
+        raise ExportError(
+            "the ONNX graphs and the binaries store keys and values differently",
+            "leave one kind in the folder",
+        )
     return ModelEntry(
         name=name,
         architecture=config.family,

@@ -16,6 +16,9 @@ from hexgraft.host.manifest import Encoding
 from hexgraft.models.errors import ExportError
 from hexgraft.models.file_names import clip, is_file_name
 
+QUANTISED = "give graphs whose inputs and outputs are float32, or quantised with one scale each"
+_COMPLETE = "is it complete, and of the vendor's export? copy or download the folder again"
+
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
@@ -55,7 +58,9 @@ def read_onnx(file: Path) -> SourceGraph:
     try:
         proto = onnx.load(file, load_external_data=False)
     except Exception as error:  # protobuf raises types of its own
-        raise ExportError(f"{file} is not an ONNX graph: {error}") from error
+        raise ExportError(f"{file} cannot be read as an ONNX graph", _COMPLETE) from error
+    if not proto.graph.node:  # an empty file, too, is a message of protobuf
+        raise ExportError(f"{file} holds no graph", _COMPLETE)
     constants = _constants(proto)
     readers: dict[str, onnx.NodeProto] = {}
     makers: dict[str, onnx.NodeProto] = {}
@@ -85,7 +90,10 @@ def external_files(file: Path) -> set[str]:
     found = {entry.value for tensor in tensors for entry in tensor.external_data if entry.key == "location"}
     for name in found:
         if not is_file_name(name) or not (file.parent / name).is_file():
-            raise ExportError(f"{file} keeps weights in {clip(name)!r}, which is not a file beside it")
+            raise ExportError(
+                f"{file} keeps weights in {clip(name)!r}, which is not a file beside it",
+                "copy or download the whole folder",
+            )
     return found
 
 
@@ -114,7 +122,7 @@ def _tensor(
     if dtype not in INTEGERS:
         return Tensor(dtype, shape)
     if quantiser is None:
-        raise ExportError(f"{file}: nothing says what the integers of {value.name} mean")
+        raise ExportError(f"{file}: nothing says what the integers of {value.name} mean", QUANTISED)
     scale, zero = _scalars(file, quantiser, constants)
     return Tensor(dtype, shape, Encoding(dtype, scale, zero))
 
@@ -127,7 +135,8 @@ def _scalars(file: Path, node: onnx.NodeProto, constants: Mapping[str, TensorPro
         array = None if tensor is None or tensor.external_data else numpy_helper.to_array(tensor)
         if array is None or array.size != 1:
             raise ExportError(
-                f"{file}: {node.name or node.output[0]} has no single constant scale and zero point"
+                f"{file}: {node.name or node.output[0]} has no single constant scale and zero point",
+                QUANTISED,
             )
         values.append(array.reshape(-1)[0])
     return float(values[0]), int(values[1]) if len(values) > 1 else 0

@@ -281,6 +281,9 @@ def open_service(pace: Pace | None = None, note: Note = _unheard) -> Service:
     from qai_hub import api_utils
 
     path = api_utils.get_config_path()
+    if Path(path).is_dir():
+        hint = "let QAIHUB_CLIENT_INI name the client's file, or unset it"
+        raise HubLogin(f"there is no AI Hub token: {path} is a folder", hint)
     if not Path(path).is_file():
         raise HubLogin(f"there is no AI Hub token: {path} does not exist", TOKEN_HINT)
     trouble = None

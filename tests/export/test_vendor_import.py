@@ -129,11 +129,14 @@ def test_what_is_refused(export: VendorExport, tmp_path: Path) -> None:
     out = tmp_path / "bundle"
 
     def refused(folder: Path, words: str, **options: Any) -> None:
-        with pytest.raises((ExportError, CheckpointError), match=words):
+        with pytest.raises((ExportError, CheckpointError), match=words) as caught:
             make(folder, out, **options)
+        assert caught.value.hint
         assert not out.exists()
 
     refused(tmp_path / "nowhere", "there is no folder")
+    (tmp_path / "file").write_text("")
+    refused(tmp_path / "file", "file is a file")
     (tmp_path / "empty").mkdir()
     refused(tmp_path / "empty", "holds neither .onnx graphs nor .bin")
 
@@ -173,7 +176,7 @@ def test_what_is_refused(export: VendorExport, tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config | {"num_key_value_heads": 4}))
     refused(folder, r"past_key_0_in is uint8 \[2, 1, 16, 95\], expected uint8 \[4, 1, 16, 95\]")
     (folder / "config.json").unlink()
-    refused(folder, "config.json is missing")
+    refused(folder, "has no config.json")
     make(folder, out, checkpoint=export.folder)
     assert open_bundle(out).target.context == 88
 
@@ -199,7 +202,11 @@ def test_graphs_that_do_not_explain_themselves(export: VendorExport, tmp_path: P
     with pytest.raises(ExportError, match="nothing says what the integers of past_key_0_in mean"):
         make(folder, tmp_path / "bundle")
     (folder / "prompt_ar1_cl96_1_of_2.onnx").write_bytes(b"no graph")
-    with pytest.raises(ExportError, match="is not an ONNX graph"):
+    with pytest.raises(ExportError, match="cannot be read as an ONNX graph") as caught:
+        make(folder, tmp_path / "bundle")
+    assert caught.value.hint is not None
+    (folder / "prompt_ar1_cl96_1_of_2.onnx").write_bytes(b"")
+    with pytest.raises(ExportError, match="holds no graph"):
         make(folder, tmp_path / "bundle")
 
 

@@ -54,6 +54,15 @@ def test_login_check_without_a_token(tmp_path: Path) -> None:
     assert hint == "put it into ~/.qai_hub/client.ini: qai-hub configure --api_token TOKEN"
 
 
+def test_login_check_with_a_folder_for_a_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QAIHUB_CLIENT_INI", str(tmp_path))
+    message, hint = error_of(hexgraft("hub", "login-check"))
+    assert message == f"there is no AI Hub token: {tmp_path} is a folder"
+    assert hint == "let QAIHUB_CLIENT_INI name the client's file, or unset it"
+
+
 def test_login_check_with_a_wrong_one(account: HubServer) -> None:
     account.faults.append(Fault("users/auth", 1, 401))
     message, _ = error_of(hexgraft("hub", "login-check"))
