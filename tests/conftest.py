@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
+
+from hypothesis import settings
+
+# One run is like the next one; with HEXGRAFT_SEARCH=1 every run tries other examples.
+settings.register_profile("repeat", derandomize=True)
+settings.register_profile("search", derandomize=False)
+settings.load_profile("search" if os.environ.get("HEXGRAFT_SEARCH") else "repeat")
 
 
 def pytest_configure() -> None:
