@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import socket
 import subprocess
+import tempfile
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hexgraft.host.adb.errors import ConnectionLost, NoAdb
-
-if TYPE_CHECKING:
-    import socket
 
 INSTALL_HINT = 'install what phones need: pip install "hexgraft[device]"'
 _CONTROL_TIMEOUT = 20.0
@@ -107,13 +105,34 @@ class Server:
 
     def _connect(self) -> Any:
         try:
+            if not self._runs():
+                self._start()
             return self._client.make_connection(timeout=_CONTROL_TIMEOUT)
         except (OSError, subprocess.SubprocessError, self._adbutils.AdbError) as error:
-            port = os.environ.get("ANDROID_ADB_SERVER_PORT", "5037")
             raise NoAdb(
-                f"the adb server on port {port} does not answer: {error}",
+                f"the adb server on port {self._client.port} does not answer: {error}",
                 "try `adb kill-server`, then `adb devices`",
             ) from error
+
+    def _runs(self) -> bool:
+        try:
+            address = (self._client.host, self._client.port)
+            socket.create_connection(address, timeout=_CONTROL_TIMEOUT).close()
+        except OSError:
+            return False
+        return True
+
+    def _start(self) -> None:
+        """Start the server. adbutils would too, and have adb's words about its daemon stand among ours."""
+        with tempfile.TemporaryFile() as said:  # a pipe would stay open for as long as the daemon lives
+            words = [self.adb, "start-server"]
+            done = subprocess.run(
+                words, stdin=subprocess.DEVNULL, stdout=said, stderr=said, timeout=_CONTROL_TIMEOUT
+            )
+            if done.returncode != 0:
+                said.seek(0)
+                lines = said.read().decode(errors="replace").strip().splitlines()
+                raise OSError(lines[-1] if lines else f"{self.adb} cannot start it")
 
     def _ask(self, connection: Any, service: str) -> None:
         """Send a request and take the answer. adbutils' own way may send half of a long one."""

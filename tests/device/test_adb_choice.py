@@ -153,8 +153,20 @@ def test_an_adb_that_cannot_be_run(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_server_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ADBUTILS_ADB_PATH", "/bin/false")
     monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", "1")
-    with pytest.raises(NoAdb, match="on port 1 does not answer"):
+    with pytest.raises(NoAdb, match="on port 1 does not answer: /bin/false cannot start it"):
         Server().devices()
+
+
+def test_a_server_is_started_without_a_word(
+    server: AdbServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with AdbServer(server.adb) as own:
+        for name, value in own.variables.items():
+            monkeypatch.setenv(name, value)
+        own.run("kill-server")
+        capfd.readouterr()
+        assert Server().version() == 41
+        assert capfd.readouterr() == ("", "")
 
 
 def test_two_phones_and_the_environment(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
