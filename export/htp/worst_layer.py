@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 
 from hexgraft.export.htp.build import Build
 from hexgraft.export.htp.compile import compile_binary
+from hexgraft.export.htp.layers import LayeredRuntime
 from hexgraft.host.cpu_session import CpuSession
 from hexgraft.host.htp.runtime import HtpRuntime
 from hexgraft.host.session import Floats, causal
@@ -60,7 +61,7 @@ def _run_npu(build: Build, width: int, values: Sequence[str], tokens: Sequence[i
         wrappers: list[Path] = []
         for part in range(build.parts):
             proto = onnx.load(build.work_file(*size, part), load_external_data=False)
-            _tap(proto, values, width, build.network.model.hidden)
+            _tap(proto.graph, values, width, build.network.model.hidden)
             file = build.network.folder / f"bisect{part}.work.onnx"
             onnx.save(proto, file)
             name = f"bisect{part}"
@@ -76,13 +77,8 @@ def _run_npu(build: Build, width: int, values: Sequence[str], tokens: Sequence[i
 
 
 def _run_cpu(build: Build, width: int, values: Sequence[str], tokens: Sequence[int]) -> dict[str, Floats]:
-    proto = build.network.static(width)
-    _tap(proto, values, width, build.network.model.hidden)
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    key = "session.model_external_initializers_file_folder_path"
-    options.add_session_config_entry(key, str(build.network.folder))
-    runtime = ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    hidden, threads = build.network.model.hidden, build.htp.threads
+    runtime = LayeredRuntime(build.network, threads, lambda part: _tap(part, values, width, hidden))
     taps: dict[str, Floats] = {}
     session = _Tapped(build, width, runtime, values, taps)
     session.forward(list(tokens), range(len(tokens)), causal(0, len(tokens)))
@@ -110,13 +106,13 @@ class _Tapped(CpuSession):
         return binding
 
 
-def _tap(proto: onnx.ModelProto, values: Sequence[str], width: int, hidden: int) -> None:
-    made = {output for node in proto.graph.node for output in node.output}
-    given = {value.name for value in proto.graph.output}
+def _tap(graph: onnx.GraphProto, values: Sequence[str], width: int, hidden: int) -> None:
+    made = {output for node in graph.node for output in node.output}
+    given = {value.name for value in graph.output}
     for value in values:
         if value in made and value not in given:
             info = helper.make_tensor_value_info(value, TensorProto.FLOAT, [1, width, hidden])
-            proto.graph.output.append(info)
+            graph.output.append(info)
 
 
 def _sqnr(ours: Floats, theirs: Floats) -> float:

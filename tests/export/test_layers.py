@@ -14,9 +14,14 @@ from pair import make_pair
 from tiny import write_tiny_hf
 
 from hexgraft.export.htp import layers
+from hexgraft.export.htp.build import Build
 from hexgraft.export.htp.calibrate import calibrate
 from hexgraft.export.htp.layers import LayeredRuntime, float_runtime
 from hexgraft.export.htp.network import Network
+from hexgraft.export.htp.plan import HtpOptions, Variant
+from hexgraft.export.htp.precision import make_precision
+from hexgraft.export.htp.soc import find_socs
+from hexgraft.export.htp.worst_layer import _run_cpu
 from hexgraft.export.writer import ExportOptions, export_bundle
 from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.cpu_session import CpuSession
@@ -101,6 +106,23 @@ def test_states_that_a_later_part_gives_are_passed_on(tmp_path: Path, in_parts: 
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+def test_the_search_for_the_worst_layer_sees_the_same_values_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    precision = make_precision("w4a16")
+    htp = HtpOptions(find_socs(("SM8650",)), precision)
+    bundle = make_pair(tmp_path, noise=None)
+    build = Build(bundle, "target", Variant(precision, htp.socs), htp, (8,), lambda words: None)
+    values = [f"layers.{i}.{stage}" for i in range(3) for stage in ("attended", "out")]
+    whole = _run_cpu(build, 8, values, [9, 8, 7])
+    monkeypatch.setattr(layers, "_LARGE", 0)
+    monkeypatch.setattr(layers, "_PART", 1)
+    parts = _run_cpu(build, 8, values, [9, 8, 7])
+    for value in values:
+        assert np.abs(whole[value]).max() > 0
+        np.testing.assert_allclose(parts[value], whole[value], rtol=1e-4, atol=1e-5)
+
+
 def test_small_models_run_whole(tmp_path: Path) -> None:
     assert float_runtime(Network(make_pair(tmp_path, noise=None), "target")) is None
 
@@ -115,4 +137,4 @@ def test_calibration_holds_a_part_of_the_weights_at_a_time(tmp_path: Path) -> No
     command = [sys.executable, "-c", MEMORY, str(tmp_path / "b"), str(weights // 12)]
     grown = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     assert weights > 140e6
-    assert grown < 0.4 * weights
+    assert grown < 0.6 * weights
