@@ -130,7 +130,7 @@ def build_graphs(build: Build, ranges: Ranges | None, progress: Callable[[int], 
     network, precision = build.network, build.variant.precision
     weights = None
     if ranges is not None:
-        weights = QuantisedWeights(network, f"{build.variant.tag}.work.weights", progress)
+        weights = QuantisedWeights(network, f"{build.role}.{build.variant.tag}.work.weights", progress)
         if build.mask is not None:
             ranges = ranges.with_mask(network.model.mask_value, build.mask)
     for width, capacity in build.sizes:

@@ -17,6 +17,7 @@ from hexgraft.host.bundle import Bundle
 from hexgraft.host.cpu_session import CpuRows, CpuSession
 from hexgraft.host.decode import DecodeOptions, Decoder
 from hexgraft.host.drafters.lookup import Lookup
+from hexgraft.host.drafters.registry import make_drafter
 from hexgraft.host.session import Floats, Visibility
 from hexgraft.models.errors import ExportError
 
@@ -37,7 +38,9 @@ def calibrate(bundle: Bundle, role: str, texts: Sequence[Sequence[int]], *, thre
     """Ranges of every float value over `texts` (token ids each), driven through the decode loop.
 
     Each text is cut into prompts; every prompt is prefilled and then continued, a few tokens plainly and a
-    few rounds with trees that the text itself proposes. Raises ExportError if the texts are too short.
+    few rounds with trees that the text itself proposes. A draft head drafts in these rounds, for the fp32
+    target, so that its ranges are those of the target's states and of its own. Raises ExportError if the
+    texts are too short.
     """
     total = sum(len(text) for text in texts)
     if total < LEAST_TOKENS:
@@ -52,6 +55,9 @@ def calibrate(bundle: Bundle, role: str, texts: Sequence[Sequence[int]], *, thre
     prompts = [text[start : start + length] for text in texts for start in range(0, len(text), length)]
     if is_large(network):
         prompts = prompts[: _LARGE_TOKENS // length]
+    if network.model.head is not None:
+        _drive_head(bundle, session, prompts, threads)
+        prompts = []
     for number, prompt in enumerate(prompts):
         if len(prompt) > 1:
             _drive(session, prompt, number < _CONTINUED)
@@ -71,6 +77,23 @@ def _drive(session: CpuSession, prompt: Sequence[int], go_on: bool) -> None:
     trees.begin(plain.tokens)
     for _ in trees.rounds():
         pass
+
+
+def _drive_head(bundle: Bundle, session: CpuSession, prompts: Sequence[Sequence[int]], threads: int) -> None:
+    """One round behind every prompt, since the last of a text is read when something is drafted, and more
+    behind the first ones."""
+    target = CpuSession(bundle, threads=threads)
+    size = min(_TREE_SIZE, target.spec.max_width, session.spec.max_width)
+    options = DecodeOptions(max_tokens=_TREES, tree_size=size)
+    for number, prompt in enumerate(prompts):
+        if len(prompt) < 2:
+            continue
+        decoder = Decoder(target, make_drafter("levels", bundle, lambda: session), options)
+        decoder.begin(prompt)
+        for _ in decoder.rounds():
+            if number >= _CONTINUED:
+                break
+    target.close()
 
 
 class _Calibrating(CpuSession):

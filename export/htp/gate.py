@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from hexgraft.export.htp.build import Build
+from hexgraft.export.htp.head_text import HeadText, text_features
 from hexgraft.export.htp.layers import float_runtime
-from hexgraft.export.htp.parity import THRESHOLDS, compare, failures, gate_passes, parity_figures
+from hexgraft.export.htp.parity import (
+    THRESHOLDS,
+    Parity,
+    StateParity,
+    compare,
+    failures,
+    gate_passes,
+    parity_figures,
+)
 from hexgraft.export.htp.worst_layer import worst_layer
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cpu_session import CpuSession
@@ -36,32 +46,37 @@ def _gate(
     build: Build, graphs: Sequence[GraphEntry], tokens: Sequence[int], capacity: int
 ) -> dict[str, dict[str, float]]:
     """The figures of the graphs of one capacity."""
-    widths = build.host_widths
+    widths, model = build.host_widths, build.network.model
     precision = build.variant.precision.name
     bundle = with_graphs(build.bundle, build.role, graphs)
     what = f"{build.role} {build.variant.tag}"
     if len(build.capacities) > 1:
         what += f" over {capacity} slots"
     build.say(f"{what}: comparing with the fp32 graph on the emulator")
-    passes = gate_passes(tokens, widths, build.htp.parity_rows, build.network.model.vocab)
+    passes = gate_passes(tokens[model.head is not None :], widths, build.htp.parity_rows, model.vocab)
     place: dict[str, Any] = {"widths": widths, "capacities": [capacity]}
     threads, runtime = build.htp.threads, float_runtime(build.network, build.htp.threads)
     reference = CpuSession(bundle, build.role, threads=threads, runtime=runtime, **place)
     soc = build.variant.socs[0].name
     session = HtpSession(bundle, build.role, soc=soc, precision=precision, **place)
+    states = StateParity() if model.features else None
+    hooks: dict[str, Any] = {} if states is None else {"watch": states.take}
+    if model.head is not None:
+        features = text_features(bundle, tokens, build.htp.threads)
+        text = HeadText(bundle, reference, session, features, max(widths))
+        hooks = {"before": text.feed, "watch": text.watch}
+        passes = [replace(forced, follows=(None,) * len(forced.tokens)) for forced in passes]
     try:
-        total, by_width = compare(passes, reference, session, _Teller(build, passes))
+        total, by_width = compare(passes, reference, session, _Teller(build, passes), **hooks)
     finally:
         session.close()
         reference.close()
     missed = list(failures(total, THRESHOLDS[precision]))
-    build.say(
-        f"{what}: {total.rows} rows, agreement {total.agreement:.1%} (differing rows are at most "
-        f"{total.margin:.2g} apart), KL {total.kl:.3g}, "
-        f"SQNR {total.sqnr_db:.1f} dB, perplexity {total.perplexity[1]:.4g} (fp32 {total.perplexity[0]:.4g})"
-    )
+    if states is not None and states.not_finite:
+        missed.append(f"what draft heads read is not finite in {states.not_finite} of {total.rows} rows")
+    build.say(f"{what}: {_figures(total, states)}")
     if missed:
-        worst = worst_layer(build, passes[0])
+        worst = "a head is one layer" if model.head is not None else worst_layer(build, passes[0])
         build.say(f"{what}: {worst}")
         if not build.htp.force:
             raise ExportError(
@@ -74,6 +89,16 @@ def _gate(
         for graph in graphs
         if graph.provider == "htp-sim" and graph.width in by_width and graph.capacity == capacity
     }
+
+
+def _figures(total: Parity, states: StateParity | None) -> str:
+    words = (
+        f"{total.rows} rows, agreement {total.agreement:.1%} (differing rows are at most {total.margin:.2g} "
+        f"apart), KL {total.kl:.3g}, SQNR {total.sqnr_db:.1f} dB"
+    )
+    if total.forced:
+        words += f", perplexity {total.perplexity[1]:.4g} (fp32 {total.perplexity[0]:.4g})"
+    return words + (f", states for draft heads {states.sqnr_db:.1f} dB" if states is not None else "")
 
 
 class _Teller:

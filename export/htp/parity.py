@@ -3,11 +3,14 @@ passes."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hexgraft.host.session import Session
+import numpy as np
+
+from hexgraft.host.session import Rows, Session
 from hexgraft.host.traces.replay import (
     Figures,
     ForcedPass,
@@ -43,6 +46,28 @@ class Parity(Figures):
 
     def as_dict(self) -> dict[str, Any]:
         return Figures.as_dict(self) | {"largest_margin": self.margin, "ties": self.ties}
+
+
+@dataclass(slots=True)
+class StateParity:
+    """How near the states that draft heads read come to the reference's, over all rows."""
+
+    not_finite: int = 0
+    _signal: float = 0.0
+    _noise: float = 0.0
+
+    def take(self, forced: ForcedPass, ours: Rows, theirs: Rows) -> None:
+        """The rows of one pass, as `replay` tells them."""
+        reference, other = (rows.hiddens().astype(np.float64) for rows in (ours, theirs))
+        finite = np.isfinite(other).all(axis=1)
+        self.not_finite += int((~finite).sum())
+        self._signal += float(np.square(reference[finite]).sum())
+        self._noise += float(np.square(reference[finite] - other[finite]).sum())
+
+    @property
+    def sqnr_db(self) -> float:
+        """Signal to noise in dB; infinite without a difference."""
+        return 10 * math.log10(self._signal / self._noise) if self._signal and self._noise else math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +131,18 @@ def compare(
     reference: Session,
     other: Session,
     report: Callable[[int], None] = lambda rows: None,
+    *,
+    before: Callable[[ForcedPass], None] | None = None,
+    watch: Callable[[ForcedPass, Rows, Rows], None] | None = None,
 ) -> tuple[Parity, dict[int, Parity]]:
-    """Figures over all rows, and by the width `other` ran them at."""
+    """Figures over all rows, and by the width `other` ran them at. `before` and `watch` are `replay`'s."""
     total = Parity()
     by_width: dict[int, Parity] = {}
-    for pair in replay(passes, reference, other, lambda forced: report(len(forced.tokens))):
+
+    def told(forced: ForcedPass) -> None:
+        report(len(forced.tokens))
+
+    for pair in replay(passes, reference, other, told, before=before, watch=watch):
         total.take(pair)
         by_width.setdefault(_width(other, len(pair.forced.tokens)), Parity()).take(pair)
     return total, by_width
@@ -130,7 +162,7 @@ def failures(figures: Parity, threshold: Threshold) -> Iterator[str]:
         yield f"top-1 agreement but for ties, {agreement:.1%}, is below {threshold.agreement:.1%}"
     if figures.kl > threshold.kl:
         yield f"KL {figures.kl:.3g} is above {threshold.kl:.3g}"
-    reference, other = figures.perplexity
+    reference, other = figures.perplexity  # not known of heads, whose vocabulary may lack what follows
     if other > reference * threshold.perplexity:
         room = threshold.perplexity - 1
         yield f"perplexity {other:.4g} is more than {room:.0%} above fp32's {reference:.4g}"

@@ -33,23 +33,41 @@ def plan_parts(layer_bytes: int, layers: int, embed_bytes: int, head_bytes: int,
 def split(
     proto: onnx.ModelProto, cuts: Sequence[str], hidden: int, width: int | str
 ) -> list[onnx.ModelProto]:
-    """The graph as len(cuts) + 1 graphs. Between parts passes one float value [1, width, hidden], under its
-    own name; what every layer shares (RoPE tables, the mask) is computed anew in each."""
+    """The graph as len(cuts) + 1 graphs. Between parts pass float values [1, width, hidden] under their own
+    names: one, and the earlier states that the output `hidden` holds. What every layer shares (RoPE tables,
+    the mask) is computed anew in each."""
     if not cuts:
         return [proto]
     producers = {output: node for node in proto.graph.node for output in node.output}
     order = {node.name: index for index, node in enumerate(proto.graph.node)}
     ends: list[list[str]] = [[] for _ in range(len(cuts) + 1)]
     for value in proto.graph.output:
-        _, met = _ancestors([value.name], producers, set(cuts))
-        ends[max((cuts.index(cut) + 1 for cut in met), default=0)].append(value.name)
+        ends[_part_of(value.name, producers, cuts)].append(value.name)
+    carried = _carried(producers, cuts)
+    for state, number in carried.items():
+        ends[number].append(state)
     parts = []
     for number, outputs in enumerate(ends):
         wanted = outputs + list(cuts[number : number + 1])
-        nodes, met = _ancestors(wanted, producers, set(cuts) - set(wanted))
+        nodes, met = _ancestors(wanted, producers, {*cuts, *carried} - set(wanted))
         ordered = sorted(nodes.values(), key=lambda node: order[node.name])
         parts.append(_part(proto, number, ordered, sorted(met), wanted, (1, width, hidden)))
     return parts
+
+
+def _part_of(value: str, producers: dict[str, onnx.NodeProto], cuts: Sequence[str]) -> int:
+    """The first part that can give `value`."""
+    _, met = _ancestors([value], producers, set(cuts))
+    return max((cuts.index(cut) + 1 for cut in met), default=0)
+
+
+def _carried(producers: dict[str, onnx.NodeProto], cuts: Sequence[str]) -> dict[str, int]:
+    """States in the output `hidden` that an earlier part makes than the one that gives it, and that part."""
+    if "hidden" not in producers:
+        return {}
+    last = _part_of("hidden", producers, cuts)
+    made = {state: _part_of(state, producers, cuts) for state in producers["hidden"].input}
+    return {state: part for state, part in made.items() if part < last and state not in cuts}
 
 
 def _ancestors(

@@ -33,8 +33,10 @@ from hexgraft.host.manifest import GraphEntry
 from hexgraft.host.text import TextCodec
 from hexgraft.models.checkpoint import Checkpoint
 from hexgraft.models.errors import ExportError
+from hexgraft.models.head_checkpoint import HeadCheckpoint
 
 Say = Callable[[str], None]
+Draft = Checkpoint | HeadCheckpoint
 
 _MOST_TOKENS = 1024
 """What is read of a text: more moves no range that matters."""
@@ -44,7 +46,7 @@ def export_htp(
     target: Checkpoint,
     output: Path,
     *,
-    draft: Checkpoint | None,
+    draft: Draft | None,
     options: ExportOptions,
     htp: HtpOptions,
     report: Report,
@@ -59,7 +61,7 @@ def export_htp(
     """
     if compiler is None or (htp.host_widths != () and htp.parity_rows):
         require_qnn("--target htp" if compiler is None else "the parity gate")
-    htp.check(options.widths)
+    htp.check(options.widths, isinstance(draft, HeadCheckpoint))
     with unfinished_folder(output) as folder:
         stages = Stages(folder, lambda name: say(f"{name}: finished by an earlier run"))
         elsewhere = compiler(folder) if compiler else None
@@ -93,7 +95,7 @@ class _Export:
         self.report, self.say, self.compiler = report, say, compiler
         self.path = folder / "bundle"
 
-    def run(self, target: Checkpoint, draft: Checkpoint | None) -> None:
+    def run(self, target: Checkpoint, draft: Draft | None) -> None:
         key: Any = [_identity(target), _identity(draft), self.options.context]
         self.stages.run("float graphs", key, lambda: self._float(target, draft), lambda _: self.path.is_dir())
         bundle = open_bundle(self.path)
@@ -127,7 +129,7 @@ class _Export:
         manifest.files |= hash_files(self.path, sorted(self.path / file for file in files), self.report)
         write_manifest(manifest, self.path)
 
-    def _float(self, target: Checkpoint, draft: Checkpoint | None) -> None:
+    def _float(self, target: Checkpoint, draft: Draft | None) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
         export_bundle(target, self.path, draft=draft, options=self.options, report=self.report)
 
@@ -155,9 +157,13 @@ class _Export:
         return graphs, parity
 
     def _precision(self, bundle: Bundle, role: str, variant: Variant, key: Any) -> tuple[Variant, Any]:
-        """The variant with the layers that the search keeps higher, if one was asked for."""
+        """The variant with the layers that the search keeps higher, if one was asked for; a head has none
+        to choose among."""
         if variant.precision.name == "fp16":
             return variant, [key, repr(variant.precision)]
+        is_head = bundle.model(role).head is not None
+        if is_head:
+            variant = Variant(variant.precision.for_head(), variant.socs)
         text = self._text(bundle, "calibration", self.htp.calibration)
         key = [key, hashlib.sha256(repr(text).encode()).hexdigest()]
         file = self._ranges_file(role)
@@ -165,7 +171,7 @@ class _Export:
             f"{role} calibration", key, lambda: self._calibrate(bundle, role, text), lambda _: file.is_file()
         )
         key = [key, repr(variant.precision)]
-        if self.htp.min_agreement is None:
+        if self.htp.min_agreement is None or is_head:
             return variant, key
         wanted = self.htp.min_agreement
 
@@ -229,7 +235,7 @@ def _files(graph: GraphEntry) -> Iterator[str]:
         yield graph.htp.binary
 
 
-def _identity(checkpoint: Checkpoint | None) -> Any:
+def _identity(checkpoint: Draft | None) -> Any:
     """What tells one checkpoint on disk from another without reading it."""
     if checkpoint is None:
         return None

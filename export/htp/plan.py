@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hexgraft.export.htp.network import Network
 from hexgraft.export.htp.parts import plan_parts
-from hexgraft.export.htp.precision import BITS, Precision
+from hexgraft.export.htp.precision import BITS, MIXER, Precision
 from hexgraft.export.htp.soc import Soc, check_soc
 from hexgraft.models.errors import UsageError
 
@@ -46,14 +46,20 @@ class HtpOptions:
     block_given: bool = False
     capacities: tuple[int, ...] = ()
 
-    def check(self, widths: Sequence[int]) -> None:
-        """Refuse what a chip cannot do, in words, before anything is compiled."""
+    def check(self, widths: Sequence[int], head: bool = False) -> None:
+        """Refuse what a chip cannot do, in words, before anything is compiled. `head` says that the draft is
+        a head."""
         if not self.socs:
             raise UsageError("--target htp needs a chip", "example: --soc SM8650")
         for soc in self.socs:
             wish = self.for_soc(soc).wants_fp16
             several = len(widths) > 1 or len(self.capacities) > 1
             check_soc(soc, needs_fp16=wish, shared=self.shared and several, vtcm_mb=self.vtcm_mb)
+            if head and self.for_soc(soc).integer:
+                raise UsageError(
+                    f"a draft head reads its target in fp16, which {soc.title} has not",
+                    "leave out --draft, give a draft model, or name a chip with fp16",
+                )
         graphs = len(widths) * len(self.capacities)
         if graphs > MOST_GRAPHS:
             raise UsageError(
@@ -111,7 +117,7 @@ def variants(options: HtpOptions) -> list[Variant]:
 def cuts(network: Network, precision: Precision, limit: int) -> list[str]:
     """Values after which the graph is cut so that no part's stored weights pass `limit` bytes."""
     model = network.model
-    by_layer: dict[int, int] = {}
+    by_layer = {0: 0}
     head = 0
     for projection in network.projections():
         rows, columns = network.initializers[projection.initializer].dims
@@ -119,7 +125,7 @@ def cuts(network: Network, precision: Precision, limit: int) -> list[str]:
         if projection.weight == "head":
             head = size
         else:
-            layer = int(projection.weight.split(".")[1])
+            layer = 0 if projection.weight == MIXER else int(projection.weight.split(".")[1])
             by_layer[layer] = by_layer.get(layer, 0) + size
     embed = model.vocab * model.hidden * (16 if precision.integer else BITS[precision.of("embed")]) // 8
     return plan_parts(max(by_layer.values()), model.layers, embed, head, limit)

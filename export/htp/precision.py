@@ -18,6 +18,9 @@ W4_BLOCK = 32
 
 BITS = {FLOAT: 16, "w8": 8, "w4": 4}
 
+MIXER = "fc"
+"""The matrix by which a draft head takes states in."""
+
 
 @dataclass(frozen=True, slots=True)
 class Keep:
@@ -65,6 +68,13 @@ class Precision:
 
     def with_keeps(self, keep: tuple[Keep, ...]) -> Precision:
         return replace(self, keep=keep)
+
+    def for_head(self) -> Precision:
+        """The same for a draft head. What it reads of the target has outliers beside which no 16-bit range
+        keeps the rest, so that the matrix which reads it stays float unless `keep` names it."""
+        if self.name == "fp16":
+            return self
+        return replace(self, keep=(Keep(MIXER, FLOAT), *self.keep))
 
     @property
     def wants_fp16(self) -> str | None:

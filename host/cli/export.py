@@ -18,7 +18,7 @@ from hexgraft.host.cli.htp_options import htp_options, take_htp
 from hexgraft.host.cli.hub_options import hub_options, take_hub
 from hexgraft.models.checkpoint import open_checkpoint
 from hexgraft.models.errors import UsageError
-from hexgraft.models.head_checkpoint import HeadCheckpoint, open_draft
+from hexgraft.models.head_checkpoint import open_draft
 
 
 def parse_widths(text: str) -> tuple[int, ...]:
@@ -99,6 +99,7 @@ def export(
       hexgraft export SmolLM2-135M-Instruct.Q4_1.gguf -o small --cpu-precision w4a8
       hexgraft export Qwen/Qwen2.5-3B -o pair --draft Qwen/Qwen2.5-0.5B --context 4096
       hexgraft export SmolLM2-135M-Instruct.Q4_1.gguf -o phone --target htp --soc SM8650 --precision w8a16
+      hexgraft export Llama-3.1-8B -o phone --draft EAGLE3-Llama-3.1-8B --target htp --soc SM8650
       hexgraft export SmolLM2-135M-Instruct.Q4_1.gguf -o phone --via aihub --device "Samsung Galaxy S24"
     """
     hub = take_hub(chosen)
@@ -126,12 +127,7 @@ def export(
         def report(step: Step) -> None:
             update(step.what, step.done, step.total)
 
-        if htp is None or isinstance(drafting, HeadCheckpoint):
-            if htp is not None:
-                raise UsageError(
-                    "draft heads run on the CPU only, they are not compiled for the NPU",
-                    "leave out --target htp, or give a draft model",
-                )
+        if htp is None:
             export_bundle(target, output, draft=drafting, options=options, report=report)
         else:
             export_htp(

@@ -16,7 +16,7 @@ from hexgraft.host.cpu_session import CpuSession
 from hexgraft.host.htp.runtime import RemoteBinding
 from hexgraft.host.hub.graphs import HostedBuild, HostedGraph
 from hexgraft.host.hub.service import Arrays
-from hexgraft.host.session import causal
+from hexgraft.host.session import States, causal
 
 PROVIDER = "aihub"
 
@@ -74,7 +74,7 @@ def inputs_of_pass(
     bundle: Bundle, role: str, build: HostedBuild, size: tuple[int, int]
 ) -> list[tuple[HostedGraph, Arrays]]:
     """Sound inputs of every part of a graph, for timing it: a full pass of token 0 at the beginning of a
-    text. What would come from an earlier part is zero."""
+    text. What would come from an earlier part is zero, and so is what a draft head goes on from."""
     width, capacity = size
     seen: list[tuple[HostedGraph, Arrays]] = []
 
@@ -83,5 +83,8 @@ def inputs_of_pass(
         return {name: np.zeros(shape, np.float32) for name, shape in graph.outputs.items()}
 
     session = HostedSession(bundle, role, build, note, [width], capacity)
+    if (head := bundle.model(role).head) is not None:
+        sizes = head.feature_size, bundle.model(role).hidden
+        session.feed(States(*(np.zeros((width, size), np.float32) for size in sizes)))
     session.forward([0] * width, range(width), causal(0, width))
     return seen

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hexgraft.host.session import Floats, Session, Visibility, causal, tree_visibility
+from hexgraft.host.session import Floats, Rows, Session, Visibility, causal, tree_visibility
 from hexgraft.host.traces.trace import Trace
 from hexgraft.host.tree import TokenTree, single
 from hexgraft.models.errors import UsageError
@@ -118,8 +118,12 @@ def replay(
     reference: Session,
     other: Session,
     after: Callable[[ForcedPass], None] | None = None,
+    *,
+    before: Callable[[ForcedPass], None] | None = None,
+    watch: Callable[[ForcedPass, Rows, Rows], None] | None = None,
 ) -> Iterator[Pair]:
-    """Run every pass on both sessions and give their rows. `after` is told a pass once its rows are stored.
+    """Run every pass on both sessions and give their rows. `before` is told of each pass first, `watch` given
+    the rows of both, `after` told once they are stored.
 
     The sessions must be two different ones; both start from an empty cache.
     """
@@ -128,8 +132,12 @@ def replay(
     reference.reset()
     other.reset()
     for forced in passes:
+        if before is not None:
+            before(forced)
         ours = reference.forward(forced.tokens, forced.positions, forced.visible)
         theirs = other.forward(forced.tokens, forced.positions, forced.visible)
+        if watch is not None:
+            watch(forced, ours, theirs)
         for row in range(len(forced.tokens)):
             yield Pair(forced, row, ours.logits(row), theirs.logits(row))
         slots = range(forced.context, forced.context + len(forced.accepted))

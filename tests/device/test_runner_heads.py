@@ -9,14 +9,20 @@ import numpy as np
 import pytest
 from fitted_head import write_fitted_head
 from heads import write_head
+from htp_build import needs_qnn
 from tiny import write_tiny_hf
 
+from hexgraft.export.htp.pipeline import export_htp
+from hexgraft.export.htp.plan import HtpOptions
+from hexgraft.export.htp.precision import make_precision
+from hexgraft.export.htp.soc import find_socs
 from hexgraft.export.writer import ExportOptions, export_bundle
-from hexgraft.host.adb.session import close_places, open_device_session
+from hexgraft.host.adb.session import DeviceOptions, close_places, open_device_session
 from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.cpu_session import CpuSession
 from hexgraft.host.decode import DecodeOptions, Decoder
 from hexgraft.host.drafters.registry import make_drafter
+from hexgraft.host.htp.session import HtpSession
 from hexgraft.host.loopback.device import LoopbackDevice
 from hexgraft.host.runner.session import RunnerSession, open_local_session
 from hexgraft.host.sampling import Sampling
@@ -83,11 +89,11 @@ def test_features_and_head_passes_are_the_cpu_s(
         draft.forward([1], [6], causal(6, 1))
 
 
-def rounds(bundle: Bundle, shape: str, target: Session, draft: Session) -> list[list[int]]:
+def rounds(bundle: Bundle, shape: str, target: Session, draft: Session, tokens: int = 24) -> list[list[int]]:
     """The tokens of every round and of its tree."""
     sampling = Sampling(temperature=0.7, seed=2)
     drafter = make_drafter(shape, bundle, lambda: draft, sampling=sampling)
-    one = Decoder(target, drafter, DecodeOptions(max_tokens=24, tree_size=8, sampling=sampling))
+    one = Decoder(target, drafter, DecodeOptions(max_tokens=tokens, tree_size=8, sampling=sampling))
     one.begin(PROMPT)
     return [[*current.tokens, *current.tree.tokens.tolist()] for current in one.rounds()]
 
@@ -108,5 +114,60 @@ def test_a_phone_gets_the_head_and_drafts_with_it(
     try:
         phone = open_device_session(bundle, "target"), open_device_session(bundle, "draft")
         assert rounds(bundle, "levels", *phone) == rounds(bundle, "levels", *local)
+    finally:
+        close_places()
+
+
+@pytest.fixture(scope="module")
+def npu(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A head compiled for the emulator."""
+    folder = tmp_path_factory.mktemp("npu")
+    checkpoint = open_checkpoint(write_tiny_hf(folder / "target", layers=4))
+    head = write_head(folder / "head", folder / "target", rows=90, own_head=False)
+    export_htp(
+        checkpoint,
+        folder / "bundle",
+        draft=open_draft(head, checkpoint),
+        options=ExportOptions((8,), 64),
+        htp=HtpOptions(find_socs(("SM8650",)), make_precision("fp16"), parity_rows=0),
+        report=lambda step: None,
+        say=lambda words: None,
+    )
+    return open_bundle(folder / "bundle")
+
+
+@pytest.fixture(scope="module")
+def npu_rounds(npu: Bundle) -> list[list[int]]:
+    """What the emulator makes of the prompt in Python."""
+    target, draft = HtpSession(npu), HtpSession(npu, "draft")
+    found = rounds(npu, "levels", target, draft, tokens=8)
+    target.close()
+    draft.close()
+    return found
+
+
+@needs_qnn
+def test_a_round_on_the_emulator_is_the_same_in_the_runner(
+    npu: Bundle, npu_rounds: list[list[int]], binary: Path
+) -> None:
+    target = open_local_session(npu, "target", binary=binary, provider="htp")
+    draft = RunnerSession(target.connection, str(npu.path), "draft", provider="htp")
+    assert rounds(npu, "levels", target, draft, tokens=8) == npu_rounds
+    target.close()
+
+
+@needs_qnn
+def test_a_round_on_the_emulator_is_the_same_on_a_phone(
+    npu: Bundle,
+    npu_rounds: list[list[int]],
+    device: LoopbackDevice,
+    binary: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HEXGRAFT_RUNNER", str(binary))
+    how = DeviceOptions(provider="htp")
+    try:
+        target, draft = (open_device_session(npu, role, how) for role in ("target", "draft"))
+        assert rounds(npu, "levels", target, draft, tokens=8) == npu_rounds
     finally:
         close_places()

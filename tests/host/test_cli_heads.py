@@ -78,14 +78,6 @@ def test_models_tells_of_a_head_beforehand(target: Path, head: Path) -> None:
     assert "proposes 100 of 320 tokens, reads the target after the layers 1, 2, 2" in words
 
 
-def test_a_head_is_not_compiled_for_the_npu(target: Path, head: Path, tmp_path: Path) -> None:
-    export = ("export", target, "-o", tmp_path / "b", "--draft", head, "--context", "128")
-    result = hexgraft(*export, "--target", "htp", "--soc", "SM8650", "--precision", "fp16")
-    assert result.exit_code == 2
-    assert "draft heads run on the CPU only" in result.stderr
-    assert "hint: leave out --target htp" in result.stderr
-
-
 def test_a_head_of_another_target_is_refused(head: Path, tmp_path: Path) -> None:
     other = write_tiny_hf(tmp_path / "other", layers=4, vocab=400)
     result = hexgraft("export", other, "-o", tmp_path / "b", "--draft", head)
