@@ -195,6 +195,14 @@ class _Writer:
         onnx.save(graph.proto, self.folder / file)
 
 
+def target_entry(checkpoint: Checkpoint, options: ExportOptions) -> ModelEntry:
+    """What the manifest of an fp32 bundle will say of a target, known before anything is written."""
+    config = checkpoint.config.within(options.context)
+    graph = build_decoder(config, WEIGHTS, name="target", features=options.features)
+    file = "target/model.onnx"
+    return _model_entry(file, config, checkpoint.name, graph, options, options.features)
+
+
 def _model_entry(
     file: str,
     config: ModelConfig,

@@ -77,17 +77,22 @@ def read_texts(files: Sequence[Path]) -> list[Text]:
 def frequent_tokens(texts: Sequence[Text], vocab: int, rows: int) -> NDArray[np.int64]:
     """The ids of the `rows` tokens seen most in the texts, ascending; ties and tokens never seen by id.
 
-    What the target wrote counts in full, prompts a third. Raises UsageError if the target has fewer tokens.
+    What the target wrote counts in full, prompts a third. Raises as `check_rows`.
     """
-    if rows > vocab:
-        raise UsageError(
-            f"--vocab {rows} is more than the {vocab} tokens of the target", f"use --vocab {vocab} or less"
-        )
+    check_rows(rows, vocab)
     counts = np.zeros(vocab)
     for text in texts:
         np.add.at(counts, text.tokens[text.prompt :], 1.0)
         np.add.at(counts, text.tokens[: text.prompt], 1 / 3)
     return np.sort(np.argsort(-counts, kind="stable")[:rows])
+
+
+def check_rows(rows: int, vocab: int) -> None:
+    """Raise UsageError if a target of `vocab` tokens has fewer than a head's `rows`."""
+    if rows > vocab:
+        raise UsageError(
+            f"--vocab {rows} is more than the {vocab} tokens of the target", f"use --vocab {vocab} or less"
+        )
 
 
 def coverage(texts: Sequence[Text], tokens: NDArray[np.int64]) -> float:

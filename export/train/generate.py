@@ -51,6 +51,12 @@ def wave_path(folder: Path, number: int) -> Path:
     return folder / f"wave-{number:05d}.safetensors"
 
 
+def wave_numbers(folder: Path) -> list[int]:
+    """The numbers of the waves that lie in a folder."""
+    parts = (file.stem.removeprefix("wave-") for file in folder.glob("wave-*.safetensors"))
+    return [int(part) for part in parts if part.isdecimal()]
+
+
 def waves(plan: Plan) -> Iterator[list[Request]]:
     """The requests of every wave."""
     source = requests(plan.seed, plan.extra)

@@ -16,12 +16,10 @@ from numpy.typing import NDArray
 
 from hexgraft.export.train.dataset import Dataset, coverage, frequent_tokens, read_texts
 from hexgraft.export.train.generate import Plan, generate_wave, wave_path, waves, write_wave
-from hexgraft.export.train.head_file import free_bytes
 from hexgraft.export.train.kinds import Draft, HeadDraft, SmallDraft
 from hexgraft.export.train.report import draft_size
 from hexgraft.export.train.run import TrainingRun
 from hexgraft.export.train.seeds import Request
-from hexgraft.export.train.small_net import check_small
 from hexgraft.export.train.torch_graph import TorchGraph
 from hexgraft.export.train.trainer import TrainOptions
 from hexgraft.export.train.work import Work
@@ -81,28 +79,31 @@ class Job:
         return Plan(self.seed, features, self.texts, self.new_tokens, room, self.extra)
 
 
+def check_written(tokens: int) -> None:
+    """Raise UsageError where so many tokens of text are too few."""
+    if tokens < _LEAST_TOKENS:
+        raise UsageError(
+            f"{tokens} tokens of text are too few to train a draft on", "use --tokens 100000 or more"
+        )
+
+
 class TrainingJob:
     """One target's training. `generate` and `train` may run in different processes, or on different machines
-    that see the same work folder."""
+    that see the same work folder. What `checks.check_job` finds is to be said before."""
 
     def __init__(self, bundle: Bundle, work: Path, job: Job, say: Say) -> None:
         self.bundle, self.job, self.say = bundle, job, say
         self.start = time.monotonic()
-        if job.kind == "head" and job.rows > bundle.target.vocab:
-            frequent_tokens([], bundle.target.vocab, job.rows)
         plan = job.plan(bundle.target.layers, bundle.target.context)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         low = torch.bfloat16 if job.train.low_precision else torch.float32
         self.graph = TorchGraph(bundle, dtype=low, device=device)
-        if job.kind == "small":  # before hours of text are written for it, and a folder is begun
-            check_small(self.graph, job.layers)
         self.work = Work(work, bundle.manifest.files[_graph_file(bundle)].sha256, plan)
         self._codec = TextCodec(bundle)
 
     def generate(self, shard: int, shards: int, advance: Advance) -> int:
         """Write this shard's waves that are missing; returns how many waves there are to be in all."""
         missing = self.work.missing(self.job.waves, shard, shards)
-        self._check_space(len(missing))
         for number, asked in enumerate(waves(self.work.plan)):
             if number >= self.job.waves:
                 break
@@ -119,11 +120,7 @@ class TrainingJob:
         job, vocab = self.job, self.bundle.target.vocab
         tokens = frequent_tokens(texts, vocab, job.rows if job.kind == "head" else vocab)
         data = Dataset(texts, self.graph, tokens)
-        if data.written < _LEAST_TOKENS:
-            raise UsageError(
-                f"{data.written} tokens of text are too few to train a draft on",
-                "use --tokens 100000 or more",
-            )
+        check_written(data.written)
         if workers.first:
             self._held()
         workers.wait()
@@ -183,18 +180,6 @@ class TrainingJob:
         if not self._codec.has_template:
             return self._codec.encode_raw(text)
         return self._codec.encode_chat([{"role": "user", "content": text}])
-
-    def _check_space(self, missing: int) -> None:
-        plan = self.work.plan
-        row = 2 * (len(plan.features) + 1) * self.bundle.target.hidden
-        need = missing * plan.texts * (plan.new_tokens + 100) * row
-        free = free_bytes(self.work.path)
-        if need > free:
-            raise UsageError(
-                f"the texts and their states take up to {need / 1e9:.1f} GB, {self.work.path} has "
-                f"{free / 1e9:.1f} GB free",
-                "use fewer --tokens, or name a folder on another disk with --work",
-            )
 
     def _left(self) -> float:
         """Seconds until the time of the job is over."""

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from hexgraft.export.train.dataset import Batch
 from hexgraft.export.train.head_net import HeadMlp, HeadSizes, rotate_rows, split_heads
-from hexgraft.export.train.initial import head_sizes, read_matrix
+from hexgraft.export.train.initial import head_sizes, read_matrix, rope_base
 from hexgraft.export.train.norm import Norm
 from hexgraft.export.train.torch_graph import TorchGraph
+from hexgraft.host.manifest import ModelEntry
 from hexgraft.models.errors import UsageError
 
 functional = torch.nn.functional
@@ -86,12 +87,10 @@ class SmallNet(nn.Module):
         return [x[:, step:] for step in range(1, steps + 1) if step < x.shape[1]]
 
 
-def check_small(graph: TorchGraph, layers: int) -> None:
+def check_small(model: ModelEntry, layers: int) -> None:
     """Raise UsageError where `layers` of this target cannot be a small draft: too many or too few, or of
     another kind than the draft's own."""
-    model = graph.model
-    sizes = head_sizes(graph, ())
-    plain = sizes.theta ** (-np.arange(0, model.head_dim, 2) / model.head_dim)
+    plain = rope_base(model) ** (-np.arange(0, model.head_dim, 2) / model.head_dim)
     usual = model.window is None and np.allclose(model.rope.frequencies, plain, rtol=1e-4)
     if model.architecture not in FAMILIES or not usual or model.rope.scale != 1.0:
         raise UsageError(
@@ -107,7 +106,7 @@ def check_small(graph: TorchGraph, layers: int) -> None:
 
 def initial_small(graph: TorchGraph, layers: int) -> SmallNet:
     """`layers` of the target's layers, evenly spread, first and last among them. Raises as `check_small`."""
-    check_small(graph, layers)
+    check_small(graph.model, layers)
     net = SmallNet(head_sizes(graph, ()), layers, graph.has("layers.0.qkv_bias"))
     chosen = np.linspace(0, graph.model.layers - 1, layers).round().astype(int)
     with torch.no_grad():

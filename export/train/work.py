@@ -3,6 +3,7 @@ checkpoint."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 from contextlib import suppress
 from dataclasses import asdict
@@ -19,6 +20,16 @@ from hexgraft.models.errors import UsageError
 
 PLAN = "plan.json"
 CHECKPOINT = "checkpoint.pt"
+WAVES = "waves"
+_NAMES = {
+    "target": "the target's graph",
+    "seed": "--seed",
+    "features": "what a draft reads (--kind)",
+    "texts": "--texts",
+    "new_tokens": "--new-tokens",
+    "prompt_tokens": "the room for prompts",
+    "extra": "--prompts",
+}
 
 
 class Work:
@@ -27,7 +38,7 @@ class Work:
     def __init__(self, path: Path, target: str, plan: Plan) -> None:
         self.path, self.plan = path, plan
         try:
-            (path / "waves").mkdir(parents=True, exist_ok=True)
+            (path / WAVES).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise cannot_write(path, error) from error
         wanted = msgspec.json.format(msgspec.json.encode({"target": target, **asdict(plan)}), indent=1)
@@ -36,14 +47,14 @@ class Work:
             write_whole(file, wanted, replace=True)
         elif file.read_bytes() != wanted:
             raise UsageError(
-                f"{path} holds training data of another target, seed or set of prompts",
+                f"{path} holds text of another training: {_differences(file.read_bytes(), wanted)}",
                 f"name another folder with --work, or remove it: rm -r {quote(str(path))}",
             )
 
     @property
     def waves(self) -> Path:
         """Where the waves lie."""
-        return self.path / "waves"
+        return self.path / WAVES
 
     def missing(self, count: int, shard: int, shards: int) -> list[int]:
         """The numbers of a shard's waves that are not there yet, of `count` in all."""
@@ -91,3 +102,29 @@ class Work:
     def forget(self) -> None:
         """Remove the state of a training that has ended."""
         (self.path / CHECKPOINT).unlink(missing_ok=True)
+
+
+def _differences(there: bytes, here: bytes) -> str:
+    """What two plans do not agree about, with what each says."""
+    wanted = msgspec.json.decode(here, type=dict[str, Any])
+    try:
+        found = msgspec.json.decode(there, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return f"its {PLAN} cannot be read"
+    differ = [name for name in wanted if found.get(name) != wanted[name]]
+    parts = [
+        f"{_NAMES[name]} is {_shown(found.get(name))} there and {_shown(wanted[name])} here"
+        for name in differ
+    ]
+    return "; ".join(parts) or f"its {PLAN} says more than this one"
+
+
+def _shown(value: object) -> str:
+    """A value of a plan in a few words; of prompts their number and what tells them apart."""
+    if isinstance(value, str):
+        return value[:12]
+    if isinstance(value, list) and value and isinstance(value[0], str):
+        return f"{len(value)} prompts ({hashlib.sha256(msgspec.json.encode(value)).hexdigest()[:6]})"
+    if isinstance(value, list):
+        return f"layers {', '.join(map(str, value))}" if value else "nothing"
+    return "unknown" if value is None else str(value)

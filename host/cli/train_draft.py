@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from hexgraft.export.writer import ExportOptions, export_bundle
+from hexgraft.export.writer import ExportOptions, export_bundle, target_entry
 from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.cli.console import print_json, say, token_progress
 from hexgraft.host.cli.finite import Finite
 from hexgraft.host.manifest import MANIFEST
 from hexgraft.models.checkpoint import open_checkpoint
 from hexgraft.models.errors import UsageError
+
+if TYPE_CHECKING:
+    from hexgraft.export.train.job import Job
+    from hexgraft.export.train.workers import Workers
 
 KINDS = ("head", "small")
 
@@ -72,47 +76,25 @@ def train_draft(target: Path, output: Path, **options: Any) -> None:
         raise UsageError("training needs torch", "pip install 'hexgraft[train]'")
     import torch
 
-    from hexgraft.export.train.job import Job, TrainingJob
+    from hexgraft.export.train.job import TrainingJob
     from hexgraft.export.train.report import can_draw
-    from hexgraft.export.train.seeds import read_prompts
-    from hexgraft.export.train.trainer import TrainOptions
     from hexgraft.export.train.workers import Workers
 
     _check_output(output)
-    shard, shards = _shard(options["shard"])
+    share = _shard(options["shard"]) if options["shard"] is not None else None
     if options["threads"]:
         torch.set_num_threads(options["threads"])
-    training = TrainOptions(
-        seed=options["seed"],
-        epochs=options["epochs"],
-        batch=options["batch"],
-        unroll=options["unroll"] if options["kind"] == "head" else 1,
-        low_precision=not options["full_precision"],
-    )
-    job = Job(
-        kind=options["kind"],
-        layers=options["layers"],
-        tokens=options["tokens"],
-        rows=options["vocab"],
-        seed=options["seed"],
-        texts=options["texts"],
-        new_tokens=options["new_tokens"],
-        extra=read_prompts(options["prompts"]) if options["prompts"] else (),
-        minutes=options["minutes"],
-        train=training,
-    )
+    job = _job(options)
+    work = options["work"] or output.with_name(output.name + ".work")
     workers = Workers()
     try:
-        work = options["work"] or output.with_name(output.name + ".work")
-        bundle = _bundle(target, work, workers)
+        bundle = _bundle(target, work, job, share or (workers.rank, workers.count), workers)
         run = TrainingJob(bundle, work, job, say if workers.first else lambda message: None)
-        if options["shard"] is None:
-            shard, shards = workers.rank, workers.count
-        if options["shard"] is None and workers.first and not can_draw():
+        if share is None and workers.first and not can_draw():
             say("without matplotlib no picture of the training is drawn: pip install 'hexgraft[plot]'")
         with token_progress("writing text", job.tokens) as advance:
-            count = run.generate(shard, shards, advance)
-        if options["shard"] is not None:
+            count = run.generate(*(share or (workers.rank, workers.count)), advance)
+        if share is not None:
             _tell(
                 {"work": str(work), "shard": options["shard"], "waves": count}, options["as_json"], str(work)
             )
@@ -125,6 +107,32 @@ def train_draft(target: Path, output: Path, **options: Any) -> None:
     if workers.first:
         _draw(report, output)
         _tell({"draft": str(output), **report}, options["as_json"], str(output))
+
+
+def _job(options: dict[str, Any]) -> Job:
+    """What the options ask for."""
+    from hexgraft.export.train.job import Job
+    from hexgraft.export.train.seeds import read_prompts
+    from hexgraft.export.train.trainer import TrainOptions
+
+    return Job(
+        kind=options["kind"],
+        layers=options["layers"],
+        tokens=options["tokens"],
+        rows=options["vocab"],
+        seed=options["seed"],
+        texts=options["texts"],
+        new_tokens=options["new_tokens"],
+        extra=read_prompts(options["prompts"]) if options["prompts"] else (),
+        minutes=options["minutes"],
+        train=TrainOptions(
+            seed=options["seed"],
+            epochs=options["epochs"],
+            batch=options["batch"],
+            unroll=options["unroll"] if options["kind"] == "head" else 1,
+            low_precision=not options["full_precision"],
+        ),
+    )
 
 
 def _check_output(output: Path) -> None:
@@ -153,24 +161,35 @@ def _tell(report: dict[str, Any], as_json: bool, path: str) -> None:
         click.echo(path)
 
 
-def _shard(text: str | None) -> tuple[int, int]:
-    if text is None:
-        return 0, 1
+def _shard(text: str) -> tuple[int, int]:
     first, _, second = text.partition("/")
     if not (first.isdecimal() and second.isdecimal() and int(first) < int(second)):
         raise UsageError(f"--shard {text!r} is not of the form I/N with I below N", "example: --shard 0/8")
     return int(first), int(second)
 
 
-def _bundle(target: Path, work: Path, workers: Any) -> Bundle:
-    """The target as a bundle; a checkpoint is exported into the work folder, once."""
+def _bundle(target: Path, work: Path, job: Job, share: tuple[int, int], workers: Workers) -> Bundle:
+    """The target as a bundle, once nothing is found against the job; a checkpoint is exported into the work
+    folder, once."""
+    from hexgraft.export.train.checks import check_job
+
     if (target / MANIFEST).is_file():
-        return open_bundle(target)
-    path = work / "target"
+        bundle = open_bundle(target)
+        check_job(bundle.target, job, work, share)
+        return bundle
+    path, checkpoint = work / "target", open_checkpoint(target)
+    options = ExportOptions(context=min(ExportOptions().context, checkpoint.config.context))
+    check_job(target_entry(checkpoint, options), job, work, share)
     if workers.first and not path.exists():
-        checkpoint = open_checkpoint(target)
         path.parent.mkdir(parents=True, exist_ok=True)
-        context = min(ExportOptions().context, checkpoint.config.context)
-        export_bundle(checkpoint, path, options=ExportOptions(context=context), report=lambda step: None)
+        export_bundle(checkpoint, path, options=options, report=lambda step: None)
     workers.wait()
-    return open_bundle(path)
+    bundle = open_bundle(path)
+    made = bundle.manifest.provenance["target"]
+    if (made.checkpoint, made.format) != (checkpoint.origin, checkpoint.source_format):
+        raise UsageError(
+            f"{path} is a bundle of {made.checkpoint} ({made.format}), not of {checkpoint.origin} "
+            f"({checkpoint.source_format})",
+            "name another folder with --work",
+        )
+    return bundle

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command import error_of, hexgraft
+from command import error_of, hexgraft, last_error_of
 from pair import write_pair
 from safetensors.numpy import load_file
 
@@ -197,14 +197,16 @@ def test_text_of_another_seed_is_not_gone_on_with(target: Path, tmp_path: Path) 
     assert run(target, "-o", tmp_path / "head", *first).exit_code == 0
     done = run(target, "-o", tmp_path / "head", *first, "--seed", "5")
     assert done.exit_code == 2
-    assert "another target, seed or set of prompts" in done.stderr
+    message, hint = last_error_of(done)
+    assert message.endswith("holds text of another training: --seed is 0 there and 5 here")
+    assert hint.startswith("name another folder with --work, or remove it: rm -r ")
 
 
 def test_a_full_disk_is_said_before_and_while_writing(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("hexgraft.export.train.job.free_bytes", lambda folder: 1000)
+        patch.setattr("hexgraft.export.train.checks.free_bytes", lambda folder: 1000)
         done = run(target, "-o", tmp_path / "head", *SMALL)
         assert done.exit_code == 2
         assert "0.0 GB free" in done.stderr

@@ -1,0 +1,48 @@
+"""What can be said against a training before anything is written for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hexgraft.export.train.dataset import check_rows
+from hexgraft.export.train.generate import Plan, wave_numbers
+from hexgraft.export.train.head_file import free_bytes
+from hexgraft.export.train.job import Job, check_written
+from hexgraft.export.train.small_net import check_small
+from hexgraft.export.train.work import WAVES
+from hexgraft.host.manifest import ModelEntry
+from hexgraft.models.errors import UsageError
+
+_PROMPT_ROWS = 100
+"""Tokens of a prompt, for sizing."""
+
+
+def check_job(model: ModelEntry, job: Job, work: Path, share: tuple[int, int]) -> None:
+    """Raise UsageError where `job` cannot be done for the target `model`: it asks for more than the target
+    has, or for too little text, or for more than fits on the disk of `work`. `share` is the part (i of n) of
+    the text that this process writes."""
+    plan = job.plan(model.layers, model.context)
+    if job.kind == "head":
+        if min(plan.features) < 1:
+            raise UsageError(
+                f"a target of {model.layers} layers has not the three states that a head reads",
+                "use --kind small --layers 2",
+            )
+        check_rows(job.rows, model.vocab)
+    else:
+        check_small(model, job.layers)
+    check_written(job.tokens)
+    _check_space(plan, model.hidden, job.waves, work, share)
+
+
+def _check_space(plan: Plan, hidden: int, count: int, work: Path, share: tuple[int, int]) -> None:
+    wanted = range(share[0], count, share[1])
+    written = sum(number in wanted for number in wave_numbers(work / WAVES))
+    row = 2 * (len(plan.features) + 1) * hidden
+    need = (len(wanted) - written) * plan.texts * (plan.new_tokens + _PROMPT_ROWS) * row
+    free = free_bytes(work)
+    if need > free:
+        raise UsageError(
+            f"the texts and their states take up to {need / 1e9:.1f} GB, {work} has {free / 1e9:.1f} GB free",
+            "use fewer --tokens, or name a folder on another disk with --work",
+        )

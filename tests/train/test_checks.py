@@ -1,0 +1,95 @@
+"""What a training is refused for is said before anything is written for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from command import error_of, hexgraft
+from pair import write_pair
+
+pytest.importorskip("torch")
+
+from hexgraft.export.train.generate import Plan
+from hexgraft.export.train.work import Work
+from hexgraft.models.errors import UsageError
+
+SMALL = ["--tokens", "600", "--texts", "24", "--new-tokens", "40", "--vocab", "64", "--threads", "1"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("target")
+    write_pair(folder, layers=4)
+    return folder
+
+
+@pytest.mark.parametrize("target", ["target-checkpoint", "bundle"])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--vocab", "4000"], "--vocab 4000 is more than the 320 tokens of the target"),
+        (["--kind", "small", "--layers", "9"], "9 layers of a target of 4 are no small draft of it"),
+        (["--tokens", "20"], "20 tokens of text are too few to train a draft on"),
+        (
+            ["--new-tokens", "100000"],
+            "answers of 100000 tokens leave no room for prompts in a context of ",
+        ),
+        (["--tokens", "10000000000000"], "the texts and their states take up to "),
+    ],
+)
+def test_nothing_is_left_of_what_is_refused(
+    folder: Path, tmp_path: Path, target: str, arguments: Sequence[str], message: str
+) -> None:
+    done = hexgraft("train-draft", folder / target, "-o", tmp_path / "draft", *SMALL, *arguments)
+    assert done.exit_code == 2
+    assert error_of(done)[0].startswith(message)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_target_too_flat_for_a_head(tmp_path: Path) -> None:
+    target = write_pair(tmp_path / "pair", noise=None, layers=3)
+    message, hint = error_of(hexgraft("train-draft", target, "-o", tmp_path / "draft", *SMALL))
+    assert message == "a target of 3 layers has not the three states that a head reads"
+    assert hint == "use --kind small --layers 2"
+
+
+def test_texts_of_another_training_are_told_apart(tmp_path: Path) -> None:
+    first = Plan(0, (1, 2, 3), 24, 40, 320, ("one", "two"))
+    Work(tmp_path / "w", "a" * 64, first)
+    Work(tmp_path / "w", "a" * 64, first)
+
+    def differences(target: str, plan: Plan) -> str:
+        with pytest.raises(UsageError) as caught:
+            Work(tmp_path / "w", target, plan)
+        return caught.value.message.split("another training: ")[1]
+
+    assert differences("b" * 64, first) == "the target's graph is aaaaaaaaaaaa there and bbbbbbbbbbbb here"
+    other = differences("a" * 64, Plan(1, (), 24, 48, 320, ("one",)))
+    assert other.split("; ")[:3] == [
+        "--seed is 0 there and 1 here",
+        "what a draft reads (--kind) is layers 1, 2, 3 there and nothing here",
+        "--new-tokens is 40 there and 48 here",
+    ]
+    assert other.split("; ")[3].startswith("--prompts is 2 prompts (")
+    assert differences("a" * 64, Plan(0, (1, 2, 3), 24, 40, 320)).endswith(" there and nothing here")
+
+    plan = tmp_path / "w" / "plan.json"
+    plan.write_text("{")
+    assert differences("a" * 64, first) == "its plan.json cannot be read"
+    plan.write_text(json.dumps({"seed": 0}))
+    assert differences("a" * 64, first).startswith("the target's graph is unknown there and aaaa")
+
+
+def test_a_folder_with_another_target_s_bundle(folder: Path, tmp_path: Path) -> None:
+    options = ["-o", tmp_path / "draft", "--work", tmp_path / "w", *SMALL]
+    write = ["--shard", "0/1"]
+    assert hexgraft("train-draft", folder / "target-checkpoint", *options, *write).exit_code == 0
+    done = hexgraft("train-draft", folder / "draft-checkpoint", *options, *write)
+    assert done.exit_code == 2
+    message, hint = error_of(done)
+    assert "is a bundle of target-checkpoint (" in message
+    assert "not of draft-checkpoint (" in message
+    assert hint == "name another folder with --work"
