@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +10,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from hexgraft.export.cpu.attention import SteadyAttention
+from hexgraft.export.cpu.heads import HeadsFirst
 from hexgraft.export.cpu.packing import Packing
 from hexgraft.export.cpu.source import has_minima
 from hexgraft.models.checkpoint import Checkpoint
@@ -81,7 +82,10 @@ def pack(graph: Graph, checkpoint: Checkpoint | None, precision: str) -> PackedG
     proto = onnx.ModelProto()
     proto.CopyFrom(graph.proto)
     rewriter = _Rewriter(packings)
-    nodes = [new for node in graph.proto.graph.node for new in rewriter.node(node)]
+    nodes = [new for node in _rows_kept(graph.proto.graph.node) for new in rewriter.node(node)]
+    heads = HeadsFirst(graph.proto.graph)
+    nodes = [new for node in nodes for new in heads.node(node)]
+    rewriter.constants |= heads.constants
     if precision.endswith("a8"):
         attention = SteadyAttention(graph.proto.graph)
         nodes = [new for node in nodes for new in attention.node(node)]
@@ -104,6 +108,21 @@ def pack(graph: Graph, checkpoint: Checkpoint | None, precision: str) -> PackedG
     proto.graph.initializer.extend(rewriter.constants.values())
     proto.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
     return PackedGraph(proto, graph.weights, tuple(offsets), graph.weights_file, packings)
+
+
+def _rows_kept(nodes: Sequence[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """The nodes without the two that flatten the rows for the head's Gemm and cut the logits up again, which
+    copies them all: its packed product takes rows as they are."""
+    kept = [node for node in nodes if node.output[0] not in ("norm.rows", "logits")]
+    dropped = {node.output[0]: node.input[0] for node in nodes if node.output[0] in ("norm.rows", "logits")}
+    names = {"norm.rows": dropped["norm.rows"], dropped["logits"]: "logits"}
+    for node in kept:
+        new = onnx.NodeProto()
+        new.CopyFrom(node)
+        new.input[:] = [names.get(name, name) for name in node.input]
+        new.output[:] = [names.get(name, name) for name in node.output]
+        new.name = new.output[0]
+        yield new
 
 
 class _Rewriter:
@@ -130,7 +149,11 @@ class _Rewriter:
             yield from self._sums(x, packing)
         if packing.planes > 1 or packing.sums:
             read = x + ".read"
-            inputs = [x] * packing.planes + [x + ".sums"] * (2 if packing.sums else 0)
+            inputs = [x] * packing.planes
+            missing = packing.sums - packing.inner // BLOCK if packing.sums else 0
+            yield from self._zeros(missing)
+            if packing.sums:
+                inputs += [x + ".sums", *([f"zeros_{missing}"] if missing else [])] * 2
             yield from self._once("Concat", inputs, read, axis=-1)
         if "rests" in stored:
             product = y + ".blocks"
@@ -184,14 +207,16 @@ class _Rewriter:
         shape = self._constant(f"cut_{blocks}", np.array([1, -1, blocks, BLOCK], np.int64))
         yield from self._once("Reshape", [x, shape], x + ".cut")
         axis = self._constant("within_block", np.array([3], np.int64))
-        missing = packing.sums - blocks if packing.sums else 0
-        sums = x + ".sums"
-        yield from self._once(
-            "ReduceSum", [x + ".cut", axis], sums + ".short" if missing else sums, keepdims=0
-        )
-        if missing:
-            pads = self._constant(f"pad_{missing}", np.array([0, 0, 0, 0, 0, missing], np.int64))
-            yield from self._once("Pad", [sums + ".short", pads], sums)
+        yield from self._once("ReduceSum", [x + ".cut", axis], x + ".sums", keepdims=0)
+
+    def _zeros(self, count: int) -> Iterator[onnx.NodeProto]:
+        """`count` columns of zeros, which fill sums up to whole blocks, made once a pass."""
+        if count:
+            zeros = f"zeros_{count}"
+            one = self._constant("one", np.array([1], np.int64))
+            columns = self._constant(f"columns_{count}", np.array([count], np.int64))
+            yield from self._once("Concat", [one, "width_shape", columns], zeros + ".shape", axis=0)
+            yield from self._once("ConstantOfShape", [zeros + ".shape"], zeros)
 
     def _constant(self, name: str, value: np.typing.NDArray[np.generic]) -> str:
         self.constants[name] = numpy_helper.from_array(value, name)
