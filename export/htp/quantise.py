@@ -99,9 +99,10 @@ class _Writer:
         return copy
 
     def _feeds_integers(self, node: onnx.NodeProto) -> bool:
-        """Whether the node is a product that only an integer projection reads. HTP (QAIRT 2.51) computes such
-        a product wrongly at 16 rows if it is fp16 itself, and right if it is integer."""
-        return node.op_type == "Mul" and node.output[0] in self.integer_inputs
+        """Whether the node is a product, or joins two values, and only an integer projection reads it. HTP
+        (QAIRT 2.51) computes such a node wrongly at 16 rows if it is fp16 itself, and right if it is
+        integer."""
+        return node.op_type in ("Mul", "Concat") and node.output[0] in self.integer_inputs
 
     def _format(self, node: onnx.NodeProto) -> str:
         return self.precision.of(self.projections[node.name].weight)
