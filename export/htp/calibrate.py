@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import onnx
 from onnx import TensorProto, helper
 
-from hexgraft.export.htp.layers import LayeredRuntime, is_large
+from hexgraft.export.htp.layers import LayeredRuntime, float_runtime, is_large
 from hexgraft.export.htp.network import Network, Projection
 from hexgraft.export.htp.ranges import Ranges
 from hexgraft.host.bundle import Bundle
@@ -82,7 +82,8 @@ def _drive(session: CpuSession, prompt: Sequence[int], go_on: bool) -> None:
 def _drive_head(bundle: Bundle, session: CpuSession, prompts: Sequence[Sequence[int]], threads: int) -> None:
     """One round behind every prompt, since the last of a text is read when something is drafted, and more
     behind the first ones."""
-    target = CpuSession(bundle, threads=threads)
+    runtime = float_runtime(Network(bundle, "target"), threads)
+    target = CpuSession(bundle, threads=threads, runtime=runtime)
     size = min(_TREE_SIZE, target.spec.max_width, session.spec.max_width)
     options = DecodeOptions(max_tokens=_TREES, tree_size=size)
     for number, prompt in enumerate(prompts):

@@ -62,8 +62,7 @@ def _gate(
     states = StateParity() if model.features else None
     hooks: dict[str, Any] = {} if states is None else {"watch": states.take}
     if model.head is not None:
-        features = text_features(bundle, tokens, build.htp.threads)
-        text = HeadText(bundle, reference, session, features, max(widths))
+        text = HeadText(bundle, reference, session, text_features(bundle, tokens, threads), max(widths))
         hooks = {"before": text.feed, "watch": text.watch}
         passes = [replace(forced, follows=(None,) * len(forced.tokens)) for forced in passes]
     try:
@@ -76,19 +75,24 @@ def _gate(
         missed.append(f"what draft heads read is not finite in {states.not_finite} of {total.rows} rows")
     build.say(f"{what}: {_figures(total, states)}")
     if missed:
-        worst = "a head is one layer" if model.head is not None else worst_layer(build, passes[0])
-        build.say(f"{what}: {worst}")
-        if not build.htp.force:
-            raise ExportError(
-                f"{what} fails the parity gate: {'; '.join(missed)}; {worst}",
-                'keep layers higher (--keep "LAYER:fp16", --min-agreement), or --force to record the failure',
-            )
+        _refuse(build, what, missed, None if model.head is not None else worst_layer(build, passes[0]))
     verdict = {"passed": 0.0 if missed else 1.0}
     return {
         graph.file: {**parity_figures(by_width[graph.width]), **verdict}
         for graph in graphs
         if graph.provider == "htp-sim" and graph.width in by_width and graph.capacity == capacity
     }
+
+
+def _refuse(build: Build, what: str, missed: Sequence[str], worst: str | None) -> None:
+    """Raise ExportError unless the export is forced; `worst` says where in a model most noise is added."""
+    if worst is not None:
+        build.say(f"{what}: {worst}")
+    if not build.htp.force:
+        raise ExportError(
+            f"{what} fails the parity gate: {'; '.join([*missed, worst] if worst else missed)}",
+            'keep layers higher (--keep "LAYER:fp16", --min-agreement), or --force to record the failure',
+        )
 
 
 def _figures(total: Parity, states: StateParity | None) -> str:

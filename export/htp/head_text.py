@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hexgraft.export.htp.layers import float_runtime
+from hexgraft.export.htp.network import Network
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cpu_session import CpuSession
 from hexgraft.host.session import Floats, HeadSession, Rows, States, prefill
@@ -14,7 +16,7 @@ from hexgraft.host.traces.replay import ForcedPass
 
 def text_features(bundle: Bundle, tokens: Sequence[int], threads: int = 0) -> Floats:
     """What the fp32 target makes of each token of a text: its features [len(tokens), F]."""
-    session = CpuSession(bundle, threads=threads)
+    session = CpuSession(bundle, threads=threads, runtime=float_runtime(Network(bundle, "target"), threads))
     found: list[Floats] = []
     for _ in prefill(session, tokens, 0, len(tokens), lambda start, rows: found.append(rows.hiddens())):
         pass

@@ -16,6 +16,7 @@ from heads import write_head
 from htp_build import needs_qnn, random_text, short_text
 from tiny import write_tiny_hf
 
+from hexgraft.export.htp import layers
 from hexgraft.export.htp.calibrate import calibrate
 from hexgraft.export.htp.head_text import HeadText, text_features
 from hexgraft.export.htp.network import Network
@@ -145,6 +146,19 @@ def test_a_head_is_calibrated_on_the_states_it_drafts_with(kind: str, bundles: d
     assert ranges.high["hidden_in"] > 0
     assert ranges.high["hidden_in"] >= 0.5 * ranges.high["hidden"] or kind == "eagle"
     assert ranges.rows > 300
+
+
+def test_a_large_target_runs_in_parts_and_gives_the_same_states(
+    bundles: dict[str, Bundle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle, text = bundles["eagle3"], random_text(300)
+    expected = text_features(bundle, text[:60])
+    monkeypatch.setattr(layers, "_LARGE", 0)
+    monkeypatch.setattr(layers, "_PART", 1)
+    np.testing.assert_allclose(text_features(bundle, text[:60]), expected, rtol=0, atol=1e-4)
+    ranges = calibrate(bundle, "draft", [text])
+    ranges.check(Network(bundle, "draft").values())
+    assert ranges.high["features"] > 0
 
 
 @pytest.mark.parametrize(("keep", "kind"), [(None, onnx.TensorProto.FLOAT), ("fc:w8", onnx.TensorProto.INT8)])

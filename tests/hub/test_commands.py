@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from command import error_of, hexgraft, last_error_of
+from heads import write_head
 from hub_http import TOKEN
 from hub_service import Fault, HubServer
 from tiny import write_tiny_hf
@@ -123,6 +124,19 @@ def test_profile_times_every_graph_and_writes_what_the_tuner_reads(
     assert json.loads(again.stdout) == json.loads((tmp_path / "phone.json").read_text(encoding="utf-8"))
     assert len(account.of_kind("inference_job")) == 8
     assert again.stderr.count("of an earlier run is done") == 8
+
+
+def test_a_draft_head_is_compiled_and_timed(account: HubServer, tmp_path: Path) -> None:
+    target = write_tiny_hf(tmp_path / "target", layers=4)
+    head = write_head(tmp_path / "head", target, rows=90, own_head=False)
+    place = ("export", target, "--draft", head, "-o", tmp_path / "b", "--widths", "8", "--context", "32")
+    done = hexgraft(*place, "--parity-rows", "0", "--via", "aihub", *PHONE)
+    assert done.exit_code == 0, done.stderr
+    done = hexgraft("hub", "profile", tmp_path / "b", *PHONE, "-o", tmp_path / "phone.json")
+    assert done.exit_code == 0, done.stderr
+    draft = read_profile(tmp_path / "phone.json").draft
+    assert draft is not None
+    assert draft.passes
 
 
 def test_run_compares_three_passes_with_the_cpu(bundle: Path, account: HubServer) -> None:
