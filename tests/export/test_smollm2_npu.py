@@ -11,6 +11,11 @@ from htp_build import needs_qnn
 
 from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.cli.main import cli
+from hexgraft.host.cpu_session import CpuSession
+from hexgraft.host.decode import DecodeOptions, Decoder
+from hexgraft.host.drafters.registry import make_drafter
+from hexgraft.host.htp.session import HtpSession
+from hexgraft.host.text import TextCodec
 from hexgraft.models.fetch import fetch_smollm2
 
 pytestmark = [pytest.mark.slow, needs_qnn]
@@ -76,3 +81,29 @@ def test_w4a16_agrees(tmp_path: Path) -> None:
     assert figures["perplexity_other"] <= 1.2 * figures["perplexity_reference"]
     shared, single = sizes(bundle)
     assert shared <= 1.10 * single
+
+
+@pytest.mark.parametrize("precision", ["fp16", "w8a16"])
+def test_the_shipped_head_is_accepted_as_often_as_on_the_cpu(precision: str, tmp_path: Path) -> None:
+    """The target on the CPU, so that only the head is another one; its binary beside the target's."""
+    words = ["export", str(fetch_smollm2()), "-o", str(tmp_path / "b"), "--draft", "smollm2-135m-instruct"]
+    words += ["--widths", "16", "--context", "256", "--target", "htp", "--soc", "SM8650"]
+    result = CliRunner().invoke(cli, [*words, "--precision", precision, "--parity-rows", "0"])
+    assert result.exit_code == 0, result.output
+    bundle = open_bundle(tmp_path / "b")
+    question = {"role": "user", "content": "Explain how a bicycle stays upright."}
+    prompt = TextCodec(bundle).encode_chat([question])
+    target = CpuSession(bundle, widths=[16], whole=True)
+    counts, texts = [], []
+    for draft in (CpuSession(bundle, "draft", widths=[16], whole=True), HtpSession(bundle, "draft")):
+        options = DecodeOptions(max_tokens=48, tree_size=16)
+        decoder = Decoder(target, make_drafter("levels", bundle, lambda draft=draft: draft), options)
+        decoder.begin(prompt)
+        rounds = list(decoder.rounds())
+        counts.append(len(rounds))
+        texts.append([token for current in rounds for token in current.tokens])
+        draft.close()
+    target.close()
+    assert texts[0] == texts[1]
+    assert counts[0] < 32  # of 48 tokens
+    assert counts[1] <= 1.1 * counts[0] + 1
