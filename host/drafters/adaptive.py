@@ -14,8 +14,8 @@ from typing import Protocol
 
 from hexgraft.host.drafters.base import Drafter, Limits
 from hexgraft.host.drafters.calibration import Calibration, Lesson
-from hexgraft.host.drafters.features import FeatureReader
 from hexgraft.host.drafters.ledger import Ledger, Purse, RoundCosts, Trust
+from hexgraft.host.drafters.wrapped import Wrapped
 from hexgraft.host.tree import ROOT, Draws, TokenTree, TreeBuilder, single
 from hexgraft.models.errors import UsageError
 
@@ -45,7 +45,7 @@ class _Drafted:
     known: int = 0
 
 
-class Adaptive:
+class Adaptive(Wrapped):
     """Draws of `drafter` as much as pays by `costs`, in trees of one of `sizes`, at first of `start` nodes.
 
     A tree is cut to the nodes whose acceptance is worth their rows in the target's pass; likelihood is the
@@ -73,9 +73,7 @@ class Adaptive:
             raise UsageError(
                 f"trees of the drafter {drafter.name} cannot follow acceptance", "add --no-tuned, or --plain"
             )
-        self.name = drafter.name
-        self.draws: Draws | None = drafter.draws
-        self._drafter = drafter
+        super().__init__(drafter)
         self._costs = costs
         self._sizes = sorted(sizes)
         self._first = bisect_left(self._sizes, start) if meter is not None else len(self._sizes) - 1
@@ -89,18 +87,6 @@ class Adaptive:
         self._ledger = Ledger()
         self._last: _Drafted | None = None
         self._read = 0
-
-    @property
-    def reader(self) -> FeatureReader | None:
-        return self._drafter.reader
-
-    @property
-    def passes(self) -> int:
-        return self._drafter.passes
-
-    @property
-    def rows(self) -> int:
-        return self._drafter.rows
 
     @property
     def slowdown(self) -> float:
@@ -153,9 +139,6 @@ class Adaptive:
             if last.spent > 0:
                 self._trust.learn(plain - paid)
         self._ledger.book(len(path), paid, plain)
-
-    def close(self) -> None:
-        self._drafter.close()
 
     def _loss(self, rows: int, fill: int, plain: float) -> float:
         """What a tree of `rows` loses if nothing of it is accepted, its draft passes left out."""

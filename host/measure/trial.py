@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from hexgraft.host.decode import DecodeOptions, Decoder
 from hexgraft.host.drafters.base import Drafter, Limits
+from hexgraft.host.drafters.wrapped import Wrapped
 from hexgraft.host.lab.comparison import Transcript, merge_tallies
 from hexgraft.host.lab.scripted_session import ScriptedSession
 from hexgraft.host.measure.metered import Clock, Metered
@@ -124,22 +125,14 @@ def with_widths(spec: SessionSpec, widths: Sequence[int] | None, widest: int) ->
     return replace(spec, widths=tuple(widths) if widths is not None else None, max_width=widest)
 
 
-class Timed:
+class Timed(Wrapped):
     """`drafter`, with the seconds it takes in each of `rounds` by `clock`, beside the draft passes that
     `meter` counts. Whoever drives it adds a round to the list after each."""
 
     def __init__(self, drafter: Drafter, meter: Metered | None, clock: Clock) -> None:
-        self.name, self.draws, self.reader = drafter.name, drafter.draws, drafter.reader
+        super().__init__(drafter)
         self.rounds = [0.0]
-        self._drafter, self._meter, self._clock = drafter, meter, clock
-
-    @property
-    def passes(self) -> int:
-        return self._drafter.passes
-
-    @property
-    def rows(self) -> int:
-        return self._drafter.rows
+        self._meter, self._clock = meter, clock
 
     def begin(self, tokens: Sequence[int], keep: int = 0) -> None:
         self._drafter.begin(tokens, keep)
@@ -154,9 +147,6 @@ class Timed:
         start = self._own()
         self._drafter.accept(tree, path)
         self.rounds[-1] += self._own() - start
-
-    def close(self) -> None:
-        self._drafter.close()
 
     def _own(self) -> float:
         return self._clock() - (self._meter.seconds if self._meter is not None else 0.0)
