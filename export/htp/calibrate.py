@@ -28,9 +28,9 @@ _DECODE = 4
 _TREES = 16
 _CONTINUED = 2
 """Prompts that are also decoded: a large model takes seconds for each such pass."""
-_LARGE_PROMPT = 32
-"""Of a large model less text runs through, in shorter prompts: all values of a part are in memory at once."""
+_LARGE_PROMPT = 128
 _LARGE_TOKENS = 512
+"""Of a large model less text runs through: it takes seconds for each pass."""
 _TREE_SIZE = 16
 
 
@@ -130,33 +130,56 @@ class _Observer:
         self.values: list[list[str]] = []
 
     def __call__(self, graph: onnx.GraphProto) -> None:
-        nodes = {node.name for node in graph.node}
-        named = [value.name for value in graph.input]
-        named += [output for node in graph.node for output in node.output]
-        values = [name for name in named if name in self._names]
+        made = [value.name for value in graph.input]
+        made += [output for node in graph.node for output in node.output]
+        values = [name for name in made if name in self._names]
         self.values.append(values)
-        graph.initializer.append(helper.make_tensor("one_number", TensorProto.INT64, [1], [1]))
-        for op, name in (("ReduceMin", "lows"), ("ReduceMax", "highs")):
-            parts = [f"{value}:{name}" for value in values]
-            for value, part in zip(values, parts, strict=True):
-                graph.node.append(helper.make_node(op, [value], [part + ".scalar"], keepdims=0))
-                graph.node.append(helper.make_node("Reshape", [part + ".scalar", "one_number"], [part]))
-            graph.node.append(helper.make_node("Concat", parts, [name], axis=0))
-            graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, [len(values)]))
+        names = {node.name for node in graph.node}
+        projections = [projection for projection in self._projections if projection.node in names]
+        looks = {value: _look(value) for value in values}
         for kind in ("squares", "peaks"):
-            for projection in self._projections:
-                if projection.node in nodes:
-                    _add_input(graph, projection, kind)
+            for projection in projections:
+                looks[projection.input] += _look_at_input(graph, projection, kind)
+        # Each look directly behind what it looks at, which may then be forgotten.
+        ordered = [look for value in graph.input for look in looks.get(value.name, [])]
+        for node in graph.node:
+            ordered.append(node)
+            ordered += [look for output in node.output for look in looks.get(output, [])]
+        for name in ("lows", "highs"):
+            ordered.append(
+                helper.make_node("Concat", [f"{value}:{name}" for value in values], [name], axis=0)
+            )
+            graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, [len(values)]))
+        graph.initializer.append(helper.make_tensor("one_number", TensorProto.INT64, [1], [1]))
+        nodes = [_copy(node) for node in ordered]
+        del graph.node[:]
+        graph.node.extend(nodes)
 
 
-def _add_input(graph: onnx.GraphProto, projection: Projection, kind: str) -> None:
-    """The sum of squares, or the largest magnitude, of each component of a projection's input."""
+def _look(value: str) -> list[onnx.NodeProto]:
+    """Nodes that tell the least and the greatest number of a value."""
+    nodes = []
+    for op, name in (("ReduceMin", f"{value}:lows"), ("ReduceMax", f"{value}:highs")):
+        nodes.append(helper.make_node(op, [value], [name + ".scalar"], keepdims=0))
+        nodes.append(helper.make_node("Reshape", [name + ".scalar", "one_number"], [name]))
+    return nodes
+
+
+def _look_at_input(graph: onnx.GraphProto, projection: Projection, kind: str) -> list[onnx.NodeProto]:
+    """Nodes that tell the sum of squares, or the largest magnitude, of each component of a projection's
+    input."""
     name = f"{kind}:{projection.weight}"
     axes = [0] if projection.axis else [0, 1]  # a Gemm's input has lost the batch axis
     graph.initializer.append(helper.make_tensor(name + ".axes", TensorProto.INT64, [len(axes)], axes))
-    value, op = projection.input, "ReduceSumSquare"
-    if kind == "peaks":
-        graph.node.append(helper.make_node("Abs", [value], [name + ".abs"]))
-        value, op = name + ".abs", "ReduceMax"
-    graph.node.append(helper.make_node(op, [value, name + ".axes"], [name], keepdims=0))
     graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, ["in:" + projection.weight]))
+    value, op, nodes = projection.input, "ReduceSumSquare", []
+    if kind == "peaks":
+        nodes.append(helper.make_node("Abs", [value], [name + ".abs"]))
+        value, op = name + ".abs", "ReduceMax"
+    return [*nodes, helper.make_node(op, [value, name + ".axes"], [name], keepdims=0)]
+
+
+def _copy(node: onnx.NodeProto) -> onnx.NodeProto:
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    return copy

@@ -167,6 +167,9 @@ def _session(
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
+    # By the place in the file: what is observed of a value comes directly behind it, not with all else at the
+    # end, when every value of the pass would have to be kept.
+    options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
     key = "session.model_external_initializers_file_folder_path"
     options.add_session_config_entry(key, str(folder))
     if weights is not None:
