@@ -70,8 +70,8 @@ class Precision:
         return replace(self, keep=keep)
 
     def for_head(self) -> Precision:
-        """The same for a draft head. What it reads of the target has outliers beside which no 16-bit range
-        keeps the rest, so that the matrix which reads it stays float unless `keep` names it."""
+        """The same for a draft head. What it reads of the target has outliers, which take most steps of a
+        16-bit range, so that the matrix which reads it stays float unless `keep` names it."""
         if self.name == "fp16":
             return self
         return replace(self, keep=(Keep(MIXER, FLOAT), *self.keep))
