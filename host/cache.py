@@ -11,8 +11,14 @@ from hexgraft.host.manifest import ModelEntry
 from hexgraft.host.session import CacheRows, Floats
 from hexgraft.models.errors import DecodeError
 
-STEP = 256
-"""Slots a growing cache adds at a time: short chats do not pay for long attention."""
+STEP = 64
+"""Slots a growing cache adds at a time: a pass costs what the cache could hold, and short chats are not to
+pay for long attention."""
+
+FEW = 512
+"""Up to so many slots; beyond them it adds COARSE at a time, since growth copies all there are."""
+
+COARSE = 256
 
 
 class Cache:
@@ -20,8 +26,8 @@ class Cache:
     first.
 
     Unwritten slots must hold finite numbers: a masked column still takes part in a product with probability
-    0. `capacities` are all the sizes the cache may have, ascending; none: steps of STEP. `positions` [C]
-    int32 is where in the text each slot's row stands, which windows are measured by.
+    0. `capacities` are all the sizes the cache may have, ascending; none: steps of STEP, then of COARSE.
+    `positions` [C] int32 is where in the text each slot's row stands, which windows are measured by.
     """
 
     def __init__(self, model: ModelEntry, capacity: int, capacities: Sequence[int] = ()) -> None:
@@ -44,7 +50,8 @@ class Cache:
             raise DecodeError(f"slot {slots - 1} is beyond the context of {self._model.context} slots")
         if slots <= self.capacity:
             return False
-        steps = min(self._model.context, -(-slots // STEP) * STEP)
+        step = STEP if slots <= FEW else COARSE
+        steps = min(self._model.context, -(-slots // step) * step)
         capacity = next((given for given in self._capacities if given >= slots), steps)
         keys, values = self._allocate(capacity)
         keys[..., : self.capacity] = self.keys

@@ -99,7 +99,8 @@ Status Cache::grow(std::int64_t slots) {
   }
   if (slots <= capacity_) return std::nullopt;
   const auto given = std::lower_bound(capacities_.begin(), capacities_.end(), slots);
-  const int steps = std::min(context_, (static_cast<int>(slots) + kCacheStep - 1) / kCacheStep * kCacheStep);
+  const int step = slots <= kFewSlots ? kCacheStep : kCoarseStep;
+  const int steps = std::min(context_, (static_cast<int>(slots) + step - 1) / step * step);
   const int grown = given != capacities_.end() ? *given : steps;
   // All buffers first: running out of memory half way must not leave layers of two sizes.
   View made = make_view(at(grown));

@@ -12,8 +12,11 @@
 
 namespace hexgraft {
 
-// Slots a growing cache adds at a time: short chats do not pay for long attention.
-constexpr int kCacheStep = 256;
+// Slots a growing cache adds at a time: a pass costs what the cache could hold, and short chats are not to pay for
+// long attention. Beyond kFewSlots it adds kCoarseStep at a time, since growth copies all there are.
+constexpr int kCacheStep = 64;
+constexpr int kFewSlots = 512;
+constexpr int kCoarseStep = 256;
 
 // Per layer keys [kv_heads][head_dim][C] (after RoPE) and values [kv_heads][C][head_dim], as the graphs store them,
 // zero at first: a masked column still takes part in a product with probability 0, so unwritten slots must hold

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,7 +12,7 @@ from pair import make_pair
 
 from hexgraft.export.writer import ExportOptions
 from hexgraft.host.bundle import Bundle
-from hexgraft.host.cache import STEP, Cache
+from hexgraft.host.cache import COARSE, FEW, STEP, Cache
 from hexgraft.host.cpu_session import CpuSession
 from hexgraft.host.session import Session, Visibility, causal, prefill, tree_visibility
 from hexgraft.host.tree import TokenTree, TreeBuilder
@@ -191,6 +192,16 @@ def test_the_positions_of_slots_follow_their_rows(long: Bundle) -> None:
     assert cache.positions[7:10].tolist() == [7, 8, 9]
     cache.restore(cache.save(9))
     assert cache.positions[:10].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+
+
+def test_steps_are_small_up_to_few_slots(long: Bundle) -> None:
+    model = msgspec.structs.replace(long.target, layers=1, context=FEW + COARSE + 10)
+    cache = Cache(model, STEP)
+    sizes = []
+    for slots in (STEP, STEP + 1, 3 * STEP, FEW - 1, FEW + 1, FEW + COARSE + 1):
+        cache.grow(slots)
+        sizes.append(cache.capacity)
+    assert sizes == [STEP, 2 * STEP, 3 * STEP, FEW, FEW + COARSE, model.context]
 
 
 def test_a_row_may_be_stored_behind_what_the_cache_has_grown_to(long: Bundle) -> None:
