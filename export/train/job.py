@@ -126,7 +126,7 @@ class TrainingJob:
         workers.wait()
         held = Dataset(self._held(), self.graph, tokens)
         run = TrainingRun(self._draft(data, tokens), data, held, tokens, self.work, self.graph, job, workers)
-        report = run.run(output, self._recipe(), self.say, advance, self._left)
+        report = run.run(output, self._recipe(count), self.say, advance, self._left)
         report["data"] = {
             "waves": count,
             "texts": len(data.texts),
@@ -148,15 +148,18 @@ class TrainingJob:
         features = self.work.plan.features
         return HeadDraft(self.graph, self.bundle, data, tokens, features, self.job.seed)
 
-    def _recipe(self) -> dict[str, Any]:
+    def _recipe(self, waves: int) -> dict[str, Any]:
         return {
             "kind": self.job.kind,
             "target": self.bundle.target.name,
             "license": self.bundle.manifest.provenance["target"].license,
             "seed": self.job.seed,
             "features": list(self.work.plan.features),
+            "waves": waves,
             "texts": self.job.texts,
             "new_tokens": self.job.new_tokens,
+            "vocab": self.job.rows,
+            "minutes": self.job.minutes,
             "own_prompts": len(self.job.extra),
             "training": asdict(self.job.train),
         }

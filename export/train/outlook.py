@@ -18,12 +18,15 @@ from hexgraft.export.train.dataset import Dataset
 from hexgraft.export.train.draft_net import DraftNet
 
 RANKS = 8
+DEPTH = 6
+"""Levels of the table: trees are drafted deeper than chains are worth on average."""
+_CHAIN = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """`tokens_per_round` of greedy chains; `table` [depth][rank]: how often the token of the text was the
-    head's best, second best, ... given that the path so far was the text's own."""
+    """`tokens_per_round` of greedy chains of four drafted tokens; `table` [depth][rank]: how often the token
+    of the text was the head's best, second best, ... given that the path so far was the text's own."""
 
     tokens_per_round: float
     rounds: int
@@ -31,11 +34,11 @@ class Outlook:
 
 
 def outlook(
-    net: DraftNet, data: Dataset, embedding: Tensor, head: Tensor, tokens: NDArray[np.int64], depth: int = 4
+    net: DraftNet, data: Dataset, embedding: Tensor, head: Tensor, tokens: NDArray[np.int64]
 ) -> Outlook:
     """Measure a head on the texts of `data`; `tokens` are the ids of its output rows."""
     emitted = rounds = 0
-    hits, tried = np.zeros((depth, RANKS)), np.zeros(depth)
+    hits, tried = np.zeros((DEPTH, RANKS)), np.zeros(DEPTH)
     ids = torch.from_numpy(tokens).to(head.device)
     with (
         torch.inference_mode(),
@@ -43,9 +46,9 @@ def outlook(
     ):
         for number, text in enumerate(data.texts):
             batch = data.batch([number])
-            states = net.unroll(batch, embedding, min(depth, len(text.states) - 1))
+            states = net.unroll(batch, embedding, min(DEPTH, len(text.states) - 1))
             ranks = [_ranks(net.norm(s)[0], head, ids, batch.tokens[0, k:]) for k, s in enumerate(states, 2)]
-            path = _path(ranks, text.prompt - 1, len(text.states))
+            path = _path(ranks[:_CHAIN], text.prompt - 1, len(text.states))
             emitted += sum(path)
             rounds += len(path)
             for level, rank in enumerate(ranks):
