@@ -38,7 +38,7 @@ class Nothing:
 def main(checkpoint: str, output: str, precision: str) -> None:
     htp = HtpOptions(find_socs(("SM8650",)), make_precision(precision), host_widths=(), parity_rows=0)
     export_htp(
-        open_checkpoint(checkpoint),
+        open_checkpoint(Path(checkpoint)),
         Path(output),
         draft=None,
         options=ExportOptions((1, 16, 128), 512),
