@@ -26,8 +26,9 @@ def usage_words(error: click.ClickException) -> tuple[str, str]:
         message = f"{command} has no option {error.option_name}"
         hint = _did_you_mean(list(error.possibilities or ()), hint)
     elif context is not None and isinstance(context.command, click.Group) and "No such command" in str(error):
-        asked = str(error).split("'")[1]
-        message = f"{command} has no command {asked!r}"
+        shown = _plain(error.message).removeprefix("no such command ")  # without newer click's guess
+        asked = shown[1:-1]
+        message = f"{command} has no command {shown}"
         hint = _did_you_mean(difflib.get_close_matches(asked, context.command.list_commands(context)), hint)
     return message, hint
 

@@ -18,6 +18,7 @@ from hexgraft.host.cli.main import cli
         ("bench b --plto x", "hexgraft bench has no option --plto", "did you mean --plot"),
         ("device lopback", "hexgraft device has no command 'lopback'", "did you mean loopback? see "),
         ("frob", "hexgraft has no command 'frob'", "see `hexgraft --help`"),
+        ("device lo'pback", 'hexgraft device has no command "lo\'pback"', "did you mean loopback? see "),
         ("run b c d", "got unexpected extra argument (d)", "see `hexgraft run --help`"),
         ("run b -p", "option '-p' requires an argument", "see `hexgraft --help`"),
         ("replay t b --backend z", "--backend 'z' is none of its choices", "one of: cpu, htp-sim, runner, "),
