@@ -68,8 +68,8 @@ class TrainingRun:
         advance: Callable[[int], None],
         left: Callable[[], float],
     ) -> dict[str, Any]:
-        """Train until the epochs are over, the time that is `left` [s] is, or none of the last epochs was
-        better. The best draft is written at `output`; returns the report."""
+        """Train until the epochs are over, or the time that is `left` [s]; where it is not limited, also
+        until none of the last epochs was better. The best draft is written at `output`; returns the report."""
         self._resume(say)
         progress = self.trainer.progress
         used = _clock(left, progress.used)
@@ -106,7 +106,8 @@ class TrainingRun:
 
     def _after_step(self, progress: Progress, advance: Callable[[int], None]) -> None:
         advance(1)
-        if progress.step % _SAVE_STEPS == 0:
+        # The draft at the end of the time is kept once it is measured: nothing goes on from there.
+        if progress.step % _SAVE_STEPS == 0 and progress.used < 1:
             self._keep()
 
     def _keep(self) -> None:

@@ -51,6 +51,7 @@ class TrainOptions:
 _FALLING = 0.5
 _ALONE = 0.3
 _MARKS = 8
+"""So often in a limited time the draft is measured."""
 
 
 @dataclass(slots=True)

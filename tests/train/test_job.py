@@ -27,6 +27,7 @@ from hexgraft.models.head_checkpoint import HeadCheckpoint
 
 torch = pytest.importorskip("torch")
 
+from hexgraft.export.train import run as run_module  # noqa: E402
 from hexgraft.export.train.head_net import HeadNet  # noqa: E402
 from hexgraft.export.train.job import TrainingJob  # noqa: E402
 from hexgraft.export.train.trainer import Trainer  # noqa: E402
@@ -141,6 +142,23 @@ def test_a_training_plans_for_the_time_it_has(
     assert steps[11:] == [2] * (report["steps"] - 11)
     assert report["measured_after_steps"][-1] == report["steps"]
     assert len(report["measured_after_steps"]) >= 8
+
+
+def test_a_run_killed_before_its_last_measurement_goes_on(
+    target: Path, whole: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = shutil.copytree(whole[0].with_name("head.work"), tmp_path / "head.work")
+    command = ("-o", tmp_path / "head", "--work", work, *SMALL, "--minutes", "10")
+    monkeypatch.setattr(run_module, "_SAVE_STEPS", 1)
+    monkeypatch.setattr(run_module, "_clock", lambda left, before: lambda: 1.0)
+
+    def killed(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "outlook", killed)
+        assert run(target, *command).exit_code == 130
+    assert trained(target, *command)["measured_after_steps"] == [1]
 
 
 def test_shards_of_two_processes_merge_and_train_to_the_same_loss(
