@@ -55,11 +55,11 @@ def calibrate(bundle: Bundle, role: str, texts: Sequence[Sequence[int]], *, thre
     prompts = [text[start : start + length] for text in texts for start in range(0, len(text), length)]
     if is_large(network):
         prompts = prompts[: _LARGE_TOKENS // length]
+    prompts = [prompt for prompt in prompts if len(prompt) > 1]
     if network.model.head is not None:
         _drive_head(bundle, session, prompts, threads)
-        prompts = []
-    for number, prompt in enumerate(prompts):
-        if len(prompt) > 1:
+    else:
+        for number, prompt in enumerate(prompts):
             _drive(session, prompt, number < _CONTINUED)
     session.close()
     return session.ranges
@@ -87,8 +87,6 @@ def _drive_head(bundle: Bundle, session: CpuSession, prompts: Sequence[Sequence[
     size = min(_TREE_SIZE, target.spec.max_width, session.spec.max_width)
     options = DecodeOptions(max_tokens=_TREES, tree_size=size)
     for number, prompt in enumerate(prompts):
-        if len(prompt) < 2:
-            continue
         decoder = Decoder(target, make_drafter("levels", bundle, lambda: session), options)
         decoder.begin(prompt)
         for _ in decoder.rounds():

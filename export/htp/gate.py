@@ -1,4 +1,5 @@
-"""Runs the parity passes over a build on the emulator, and says which layer is at fault where they fail."""
+"""Runs the parity passes over a build on the emulator, and says which layer of a model is at fault where they
+fail."""
 
 from __future__ import annotations
 

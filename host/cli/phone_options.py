@@ -61,11 +61,11 @@ def build_options(command: Command) -> Command:
 def refuse_unused(*backends: str) -> None:
     """Raise UsageError for an option that was typed and that none of `backends` has a use for; what stands in
     the environment is there for other runs."""
-    context = click.get_current_context(silent=True)
-    for parameter in context.command.params if context is not None else ():
+    context = click.get_current_context()
+    for parameter in context.command.params:
         name = parameter.name or ""
         uses = _USES.get(name, backends)
-        if set(uses) & set(backends) or context is None:
+        if set(uses) & set(backends):
             continue
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             option = max(parameter.opts, key=len)

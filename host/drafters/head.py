@@ -30,7 +30,9 @@ class HeadModel(DraftModel):
     def __init__(self, session: Session, bundle: Bundle, follow: Sampling | None = None) -> None:
         head = bundle.model("draft").head
         if head is None or not isinstance(session, HeadSession):
-            raise UsageError("this backend cannot run draft heads", "use --backend cpu, htp-sim or runner")
+            raise UsageError(
+                "this backend cannot run draft heads", "use --backend cpu, htp-sim, runner or device"
+            )
         super().__init__(session, follow)
         self._head_session = session
         self._mixes = head.feature_size > 0

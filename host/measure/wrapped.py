@@ -17,7 +17,9 @@ class Wrapped:
 
     def feed(self, states: States) -> None:
         if not isinstance(self.session, HeadSession):
-            raise DecodeError("this backend cannot run draft heads", "use --backend cpu, htp-sim or runner")
+            raise DecodeError(
+                "this backend cannot run draft heads", "use --backend cpu, htp-sim, runner or device"
+            )
         self.session.feed(states)
 
     def store(self, rows: Sequence[int], slots: Sequence[int]) -> None:

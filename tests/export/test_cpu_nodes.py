@@ -99,4 +99,4 @@ def test_nodes_a_layer_are_bounded(tmp_path: Path, quant: str, precision: str, m
         checkpoint = write_tiny_gguf(tmp_path / f"{layers}.gguf", quant=quant, layers=layers)
         folder = tmp_path / str(layers)
         counts.append(nodes(export(checkpoint, folder, precision), tmp_path))
-    assert counts[1] - counts[0] == most
+    assert 0 < counts[1] - counts[0] <= most

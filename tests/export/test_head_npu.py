@@ -73,10 +73,10 @@ def compiled(target: Path, head: Path, folder: Path, *more: str) -> Bundle:
     return open_bundle(folder / "b")
 
 
-def decode(bundle: Bundle, backend: str, drafter: str, draft_backend: str = "") -> tuple[list[int], int]:
+def decode(bundle: Bundle, backend: str, drafter: str) -> tuple[list[int], int]:
     """12 tokens of greedy decoding, and in how many rounds."""
     target = open_session(bundle, "target", backend, widths=[16], whole=True)
-    draft = open_session(bundle, "draft", draft_backend or backend, widths=[16], whole=True)
+    draft = open_session(bundle, "draft", backend, widths=[16], whole=True)
     options = DecodeOptions(max_tokens=12, tree_size=8 if drafter != "none" else 1)
     decoder = Decoder(target, make_drafter(drafter, bundle, lambda: draft), options)
     decoder.begin(random_text(20))
@@ -250,10 +250,10 @@ def test_states_for_a_head_pass_between_parts_and_no_layer_is_there_twice(bundle
     values: dict[str, np.ndarray[Any, Any]] = {}
     for value in whole.graph.input:
         shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
-        integers = value.type.tensor_type.elem_type == onnx.TensorProto.INT32
-        values[value.name] = (
-            rng.integers(3, 300, shape).astype(np.int32) if integers else rng.normal(size=shape) * 0.5
-        ).astype(np.int32 if integers else np.float32)
+        if value.type.tensor_type.elem_type == onnx.TensorProto.INT32:
+            values[value.name] = rng.integers(3, 300, shape).astype(np.int32)
+        else:
+            values[value.name] = (rng.normal(size=shape) * 0.5).astype(np.float32)
     wanted = run(whole, network.folder, values)
     for part in parts:
         values |= run(part, network.folder, values)
