@@ -68,8 +68,9 @@ class TrainingRun:
         advance: Callable[[int], None],
         left: Callable[[], float],
     ) -> dict[str, Any]:
-        """Train until the epochs are over, or the time that is `left` [s]; where it is not limited, also
-        until none of the last epochs was better. The best draft is written at `output`; returns the report."""
+        """Train until the epochs or the time that is `left` [s] are over; where time is not limited, also
+        until none of the last epochs was better. The best draft is written at `output`; returns the
+        report."""
         self._resume(say)
         progress = self.trainer.progress
         used = _clock(left, progress.used)
