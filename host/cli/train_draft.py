@@ -39,7 +39,7 @@ KINDS = ("head", "small")
 @click.option(
     "--layers", default=4, show_default=True, type=click.IntRange(min=1), help="Layers of a small one."
 )
-@click.option("--minutes", type=Finite(min=0.1), help="Time for all of it, half for texts.")
+@click.option("--minutes", type=Finite(min=0.1), help="Time for all of it, at most half for texts.")
 @click.option(
     "--epochs", default=4, show_default=True, type=click.IntRange(min=1), help="Passes over the text."
 )

@@ -15,7 +15,7 @@ from typing import Protocol
 from hexgraft.host.drafters.base import Drafter, Limits
 from hexgraft.host.drafters.calibration import Calibration, Lesson
 from hexgraft.host.drafters.ledger import Ledger, Purse, RoundCosts, Trust
-from hexgraft.host.drafters.wrapped import Wrapped
+from hexgraft.host.drafters.wrapped import WrappedDrafter
 from hexgraft.host.tree import ROOT, Draws, TokenTree, TreeBuilder, single
 from hexgraft.models.errors import UsageError
 
@@ -45,7 +45,7 @@ class _Drafted:
     known: int = 0
 
 
-class Adaptive(Wrapped):
+class Adaptive(WrappedDrafter):
     """Draws of `drafter` as much as pays by `costs`, in trees of one of `sizes`, at first of `start` nodes.
 
     A tree is cut to the nodes whose acceptance is worth their rows in the target's pass; likelihood is the

@@ -7,7 +7,7 @@ from hexgraft.host.drafters.features import FeatureReader
 from hexgraft.host.tree import Draws
 
 
-class Wrapped:
+class WrappedDrafter:
     """What shows of the inner drafter: its name, how it draws, who reads features, its passes and rows."""
 
     def __init__(self, drafter: Drafter) -> None:

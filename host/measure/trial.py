@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from hexgraft.host.decode import DecodeOptions, Decoder
 from hexgraft.host.drafters.base import Drafter, Limits
-from hexgraft.host.drafters.wrapped import Wrapped
+from hexgraft.host.drafters.wrapped import WrappedDrafter
 from hexgraft.host.lab.comparison import Transcript, merge_tallies
 from hexgraft.host.lab.scripted_session import ScriptedSession
 from hexgraft.host.measure.metered import Clock, Metered
@@ -125,7 +125,7 @@ def with_widths(spec: SessionSpec, widths: Sequence[int] | None, widest: int) ->
     return replace(spec, widths=tuple(widths) if widths is not None else None, max_width=widest)
 
 
-class Timed(Wrapped):
+class Timed(WrappedDrafter):
     """`drafter`, with the seconds it takes in each of `rounds` by `clock`, beside the draft passes that
     `meter` counts. Whoever drives it adds a round to the list after each."""
 
