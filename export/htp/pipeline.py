@@ -61,7 +61,10 @@ def export_htp(
     """
     if compiler is None or (htp.host_widths != () and htp.parity_rows):
         require_qnn("--target htp" if compiler is None else "the parity gate")
-    htp.check(options.widths, isinstance(draft, HeadCheckpoint))
+    head = isinstance(draft, HeadCheckpoint)
+    htp.check(options.widths, head)
+    models = [target] if draft is None or isinstance(draft, HeadCheckpoint) else [target, draft]
+    htp.precision.check_names(max(model.config.layers for model in models), head)
     with unfinished_folder(output) as folder:
         stages = Stages(folder, lambda name: say(f"{name}: finished by an earlier run"))
         elsewhere = compiler(folder) if compiler else None

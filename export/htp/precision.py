@@ -18,6 +18,8 @@ W4_BLOCK = 32
 
 BITS = {FLOAT: 16, "w8": 8, "w4": 4}
 
+PROJECTIONS = ("qkv", "o", "gate_up", "down")
+"""The matrices of a layer, as the graphs name them."""
 MIXER = "fc"
 """The matrix by which a draft head takes states in."""
 
@@ -75,6 +77,19 @@ class Precision:
         if self.name == "fp16":
             return self
         return replace(self, keep=(Keep(MIXER, FLOAT), *self.keep))
+
+    def check_names(self, layers: int, head: bool) -> None:
+        """Raise UsageError if `keep` names something that no graph has: neither one of so many `layers` nor,
+        if there is a draft `head`, that one's."""
+        weights = ["embed", "head", *[MIXER] * head]
+        weights += [f"layers.{layer}.{name}" for layer in range(layers) for name in PROJECTIONS]
+        for keep in self.keep:
+            if not any(keep.matches(weight) for weight in weights):
+                raise UsageError(
+                    f"--keep {keep.pattern!r} names no weight of this model",
+                    f"there are {', '.join(weights[: -len(PROJECTIONS) * layers])} and layers.0 to "
+                    f"layers.{layers - 1}, each with {', '.join(PROJECTIONS)}",
+                )
 
     @property
     def wants_fp16(self) -> str | None:

@@ -176,6 +176,11 @@ def test_a_search_that_finds_too_little_says_how_far_it_came(
             ["--soc", "QCS6490", "--precision", "w8a16", "--keep", "layers.0:fp16"],
             "--keep with fp16 needs fp16",
         ),
+        (
+            ["--soc", "SM8650", "--precision", "w8a16", "--keep", "layers.0,layers.3.down:fp16"],
+            "--keep 'layers.3.down' names no weight of this model",
+        ),
+        (["--soc", "SM8650", "--precision", "w8a16", "--keep", "fc"], "--keep 'fc' names no weight"),
         (["--soc", "SM8350", "--precision", "w4a16", "--block", "32"], "--block needs fp16 arithmetic"),
         (["--soc", "SM8450"], "cannot share weights between graphs"),
         (["--soc", "SM8650", "--vtcm", "64"], "--vtcm 64 is more than the 8 MB"),
