@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from hexgraft.export.writer import ExportOptions, export_bundle, target_entry
 from hexgraft.host.bundle import Bundle, open_bundle
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from hexgraft.export.train.workers import Workers
 
 KINDS = ("head", "small")
+_USED_BY = {"vocab": "head", "unroll": "head", "layers": "small"}
+"""The kind of draft that alone has a use for an option."""
 
 
 @click.command("train-draft")
@@ -80,6 +83,7 @@ def train_draft(target: Path, output: Path, **options: Any) -> None:
     from hexgraft.export.train.report import can_draw
     from hexgraft.export.train.workers import Workers
 
+    _refuse_unused(options["kind"])
     _check_output(output)
     share = _shard(options["shard"]) if options["shard"] is not None else None
     if options["threads"]:
@@ -133,6 +137,14 @@ def _job(options: dict[str, Any]) -> Job:
             low_precision=not options["full_precision"],
         ),
     )
+
+
+def _refuse_unused(kind: str) -> None:
+    """Raise UsageError for an option that was typed and that a draft of another kind alone has a use for."""
+    context = click.get_current_context()
+    for name, user in _USED_BY.items():
+        if user != kind and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise UsageError(f"--kind {kind} has no use for --{name}", f"leave it out, or use --kind {user}")
 
 
 def _check_output(output: Path) -> None:

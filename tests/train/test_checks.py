@@ -16,7 +16,7 @@ from hexgraft.export.train.generate import Plan
 from hexgraft.export.train.work import Work
 from hexgraft.models.errors import UsageError
 
-SMALL = ["--tokens", "600", "--texts", "24", "--new-tokens", "40", "--vocab", "64", "--threads", "1"]
+SMALL = ["--tokens", "600", "--texts", "24", "--new-tokens", "40", "--threads", "1"]
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +32,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (["--vocab", "4000"], "--vocab 4000 is more than the 320 tokens of the target"),
         (["--kind", "small", "--layers", "9"], "9 layers of a target of 4 are no small draft of it"),
-        (["--tokens", "20"], "20 tokens of text are too few to train a draft on"),
+        (["--layers", "2"], "--kind head has no use for --layers"),
+        (["--kind", "small", "--vocab", "64"], "--kind small has no use for --vocab"),
+        (["--kind", "small", "--unroll", "3"], "--kind small has no use for --unroll"),
+        (["--vocab", "64", "--tokens", "20"], "20 tokens of text are too few to train a draft on"),
         (
-            ["--new-tokens", "100000"],
+            ["--vocab", "64", "--new-tokens", "100000"],
             "answers of 100000 tokens leave no room for prompts in a context of ",
         ),
-        (["--tokens", "10000000000000"], "the texts and their states take up to "),
+        (["--vocab", "64", "--tokens", "10000000000000"], "the texts and their states take up to "),
     ],
 )
 def test_nothing_is_left_of_what_is_refused(
@@ -84,7 +87,7 @@ def test_texts_of_another_training_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_another_target_s_bundle(folder: Path, tmp_path: Path) -> None:
-    options = ["-o", tmp_path / "draft", "--work", tmp_path / "w", *SMALL]
+    options = ["-o", tmp_path / "draft", "--work", tmp_path / "w", *SMALL, "--vocab", "64"]
     write = ["--shard", "0/1"]
     assert hexgraft("train-draft", folder / "target-checkpoint", *options, *write).exit_code == 0
     done = hexgraft("train-draft", folder / "draft-checkpoint", *options, *write)
