@@ -31,6 +31,11 @@ def stdout() -> Console:
     return Console(highlight=False)
 
 
+def visible(text: str) -> str:
+    """Text out of files, without what would move a terminal's cursor or colour it."""
+    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
+
+
 def say(message: str) -> None:
     """A line about what is going on, on stderr."""
     click.echo(message, err=True)
@@ -38,9 +43,9 @@ def say(message: str) -> None:
 
 def say_error(message: str, hint: str | None) -> None:
     """The one form errors have."""
-    click.echo(click.style("error: ", fg="red", bold=True) + message, err=True)
+    click.echo(click.style("error: ", fg="red", bold=True) + visible(message), err=True)
     if hint:
-        click.echo("\n" + click.style("hint: ", fg="cyan", bold=True) + hint, err=True)
+        click.echo("\n" + click.style("hint: ", fg="cyan", bold=True) + visible(hint), err=True)
 
 
 def print_json(value: Any) -> None:

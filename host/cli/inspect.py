@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from hexgraft.host.bundle import Bundle, open_bundle
-from hexgraft.host.cli.console import bytes_progress, print_json, stdout
+from hexgraft.host.cli.console import bytes_progress, print_json, stdout, visible
 from hexgraft.host.layout import LAYOUTS, is_vendor
 from hexgraft.host.manifest import GraphEntry, ModelEntry
 
@@ -110,7 +110,7 @@ def _features(model: ModelEntry) -> str:
 
 def _plain(text: str) -> str:
     """A name out of a bundle as it is: no markup, and nothing a terminal would act on."""
-    return escape("".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text))
+    return escape(visible(text))
 
 
 def _parity(model: ModelEntry, bundle: Bundle) -> str:

@@ -219,6 +219,14 @@ def test_names_in_a_bundle_are_shown_as_they_are(bundle: Path) -> None:
     assert "\x1b[2J" not in result.stdout
 
 
+def test_names_in_errors_are_nothing_a_terminal_acts_on(bundle: Path) -> None:
+    manifest = json.loads((bundle / "bundle.json").read_text())
+    manifest["target"]["graphs"][0]["file"] = "target/\x1b]0;title\x07\x9bx.onnx"
+    (bundle / "bundle.json").write_text(json.dumps(manifest))
+    message, _ = error_of(hexgraft("inspect", bundle))
+    assert message.endswith("a graph that is not in the bundle: target/\ufffd]0;title\ufffd\ufffdx.onnx")
+
+
 def test_path_that_leaves_the_bundle(bundle: Path) -> None:
     manifest = json.loads((bundle / "bundle.json").read_text())
     manifest["files"]["../../etc/passwd"] = {"size": 1, "sha256": "0" * 64}
