@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as distributed
 from torch import Tensor, nn
+
+from hexgraft.models.errors import HexgraftError
 
 
 class Workers:
@@ -32,7 +35,8 @@ class Workers:
     def sum(self, value: Tensor) -> Tensor:
         """The sum of a tensor over all processes."""
         if self.count > 1:
-            distributed.all_reduce(value)
+            with _together():
+                distributed.all_reduce(value)
         return value
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -41,7 +45,8 @@ class Workers:
             return
         gradients = [p.grad for p in parameters if p.grad is not None]
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-        distributed.all_reduce(flat)
+        with _together():
+            distributed.all_reduce(flat)
         start = 0
         for gradient in gradients:
             gradient.copy_(flat[start : start + gradient.numel()].view_as(gradient))
@@ -55,15 +60,29 @@ class Workers:
         """The smallest of all processes' numbers."""
         value = torch.tensor(mine)
         if self.count > 1:
-            distributed.all_reduce(value, distributed.ReduceOp.MIN)
+            with _together():
+                distributed.all_reduce(value, distributed.ReduceOp.MIN)
         return int(value)
 
     def wait(self) -> None:
         """Until every process is here."""
         if self.count > 1:
-            distributed.barrier()
+            with _together():
+                distributed.barrier()
 
     def close(self) -> None:
         """Leave the group."""
         if self.count > 1 and distributed.is_initialized():
             distributed.destroy_process_group()
+
+
+@contextmanager
+def _together() -> Iterator[None]:
+    """Say in words what torch raises where another process is gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise HexgraftError(
+            "another process of this training has ended",
+            "start all of them again: they go on where they were",
+        ) from error

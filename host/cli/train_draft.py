@@ -15,7 +15,7 @@ from hexgraft.host.cli.console import print_json, say, token_progress
 from hexgraft.host.cli.finite import Finite
 from hexgraft.host.manifest import MANIFEST
 from hexgraft.models.checkpoint import open_checkpoint
-from hexgraft.models.errors import UsageError
+from hexgraft.models.errors import HexgraftError, UsageError
 
 if TYPE_CHECKING:
     from hexgraft.export.train.job import Job
@@ -194,7 +194,11 @@ def _bundle(target: Path, work: Path, job: Job, share: tuple[int, int], workers:
     check_job(target_entry(checkpoint, options), job, work, share)
     if workers.first and not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        export_bundle(checkpoint, path, options=options, report=lambda step: None)
+        try:
+            export_bundle(checkpoint, path, options=options, report=lambda step: None)
+        except HexgraftError:
+            if not (path / MANIFEST).is_file():  # else another run in this folder was faster
+                raise
     workers.wait()
     bundle = open_bundle(path)
     made = bundle.manifest.provenance["target"]

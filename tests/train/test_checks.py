@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command import error_of, hexgraft
@@ -12,9 +14,12 @@ from pair import write_pair
 
 pytest.importorskip("torch")
 
+import torch
+
 from hexgraft.export.train.generate import Plan
 from hexgraft.export.train.work import Work
-from hexgraft.models.errors import UsageError
+from hexgraft.export.train.workers import Workers
+from hexgraft.models.errors import HexgraftError, UsageError
 
 SMALL = ["--tokens", "600", "--texts", "24", "--new-tokens", "40", "--threads", "1"]
 
@@ -96,3 +101,39 @@ def test_a_folder_with_another_target_s_bundle(folder: Path, tmp_path: Path) -> 
     assert "is a bundle of target-checkpoint (" in message
     assert "not of draft-checkpoint (" in message
     assert hint == "name another folder with --work"
+
+
+def test_a_bundle_that_another_run_wrote_meanwhile(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = import_module("hexgraft.host.cli.train_draft")
+    export = command.export_bundle
+
+    def slower(*arguments: Any, **options: Any) -> None:
+        export(*arguments, **options)
+        export(*arguments, **options)
+
+    monkeypatch.setattr(command, "export_bundle", slower)
+    options = ["--work", tmp_path / "w", *SMALL, "--vocab", "64", "--shard", "0/1"]
+    done = hexgraft("train-draft", folder / "target-checkpoint", "-o", tmp_path / "draft", *options)
+    assert done.exit_code == 0, done.output
+
+
+def test_a_process_that_has_ended_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*arguments: object) -> None:
+        raise RuntimeError("Connection closed by peer")
+
+    workers = Workers()
+    workers.count = 2
+    monkeypatch.setattr("torch.distributed.all_reduce", gone)
+    monkeypatch.setattr("torch.distributed.barrier", gone)
+    weight = torch.nn.Parameter(torch.ones(2))
+    weight.grad = torch.ones(2)
+    for together in (
+        lambda: workers.any(True),
+        lambda: workers.least(3),
+        workers.wait,
+        lambda: workers.sum_gradients([weight]),
+    ):
+        with pytest.raises(HexgraftError, match="another process of this training has ended"):
+            together()
