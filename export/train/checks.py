@@ -43,6 +43,7 @@ def _check_space(plan: Plan, hidden: int, count: int, work: Path, share: tuple[i
     free = free_bytes(work)
     if need > free:
         raise UsageError(
-            f"the texts and their states take up to {need / 1e9:.1f} GB, {work} has {free / 1e9:.1f} GB free",
+            f"the texts and their states take up to {need / 1e6:,.0f} MB, "
+            f"{work} has {free / 1e6:,.0f} MB free",
             "use fewer --tokens, or name a folder on another disk with --work",
         )

@@ -21,6 +21,9 @@ _HINTS = {
     errno.ENOSPC: "free some space: `df -h` shows where",
     errno.EMFILE: "allow more open files: ulimit -n 4096",
     errno.EACCES: "see `ls -ld` on it and on its folder",
+    errno.EEXIST: "there is something of that name already, see `ls -ld`: choose another name",
+    errno.ENOTDIR: "a part of the path is a file, see `ls -ld`: choose another folder",
+    errno.ENAMETOOLONG: "choose a shorter name",
 }
 
 

@@ -364,3 +364,17 @@ def test_unknown_options_and_choices(folder: Path) -> None:
         result = hexgraft("run", folder / "bundle", "-p", "a", *arguments)
         assert result.exit_code == 2
         assert error_of(result)[0] == said
+
+
+def test_a_file_where_a_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    done = hexgraft("export", tmp_path / "file" / "model", "-o", tmp_path / "out")
+    message, hint = error_of(done)
+    assert "model" in message
+    assert hint
+
+
+def test_a_name_no_file_system_takes(tmp_path: Path) -> None:
+    message, hint = error_of(hexgraft("inspect", tmp_path / ("a" * 300)))
+    assert "File name too long" in message
+    assert hint == "choose a shorter name"

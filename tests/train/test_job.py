@@ -227,7 +227,7 @@ def test_a_full_disk_is_said_before_and_while_writing(
         patch.setattr("hexgraft.export.train.checks.free_bytes", lambda folder: 1000)
         done = run(target, "-o", tmp_path / "head", *SMALL)
         assert done.exit_code == 2
-        assert "0.0 GB free" in done.stderr
+        assert " 0 MB free" in done.stderr
 
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
