@@ -19,7 +19,7 @@ _TWICE = "width_twice"
 _NO_KEY = "no_key"
 _ONE_COLUMN = "one_column"
 _MASK_PADS = "mask_pads"
-_HIDDEN = "hidden"
+_UNSEEN = "unseen"
 _HIDE = -1e30
 """Far below what the mask hides by, so that no row of hidden columns alone sees this one."""
 
@@ -38,7 +38,7 @@ class SteadyAttention:
                 _NO_KEY: no_key,
                 _ONE_COLUMN: np.array([1], np.int64),
                 _MASK_PADS: np.array([0, 0, 0, 0, 0, 0, 0, 1], np.int64),
-                _HIDDEN: np.array(_HIDE, np.float32),
+                _UNSEEN: np.array(_HIDE, np.float32),
             }.items()
         }
         # Without groups a query head has as many rows as the pass.
@@ -84,7 +84,7 @@ class SteadyAttention:
         """The mask of the columns that are there, and of the one that nothing sees."""
         mask, columns = node.output[0], node.output[0] + ".columns"
         yield helper.make_node(node.op_type, node.input, [columns], name=columns, **_attributes(node))
-        yield _node("Pad", [columns, _MASK_PADS, _HIDDEN], [mask])
+        yield _node("Pad", [columns, _MASK_PADS, _UNSEEN], [mask])
 
     def _new_scores(self, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
         (q, keys), y = node.input, node.output[0]

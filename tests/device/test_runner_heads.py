@@ -34,7 +34,7 @@ from hexgraft.models.head_checkpoint import open_draft
 PROMPT = np.random.default_rng(2).integers(3, 320, 40).tolist()
 
 
-@pytest.fixture(scope="module", params=["reduced", "fitted"])
+@pytest.fixture(scope="module", params=["reduced", "fitted", "w8a8"])
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     folder = tmp_path_factory.mktemp("heads")
     target = write_tiny_hf(folder / "target", layers=4)
@@ -43,7 +43,7 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     else:
         head = write_head(folder / "head", target, rows=90, own_head=False)
     checkpoint = open_checkpoint(target)
-    options = ExportOptions((1, 8, 16), 128)
+    options = ExportOptions((1, 8, 16), 128, precision="w8a8" if request.param == "w8a8" else "fp32")
     draft = open_draft(head, checkpoint)
     export_bundle(checkpoint, folder / "bundle", draft=draft, options=options, report=lambda step: None)
     return open_bundle(folder / "bundle")

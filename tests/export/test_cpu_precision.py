@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import pytest
 from command import error_of, hexgraft
+from heads import write_head
 from numpy.typing import NDArray
 from pair import make_pair
 from tiny import write_tiny_gguf, write_tiny_hf
@@ -31,6 +32,7 @@ from hexgraft.host.session import Session, Visibility, causal
 from hexgraft.models.checkpoint import Checkpoint, open_checkpoint
 from hexgraft.models.decoder import build_decoder
 from hexgraft.models.errors import ExportError
+from hexgraft.models.head_checkpoint import open_draft
 
 Floats = NDArray[np.float32]
 TOKENS = [40, 51, 7, 260, 33, 12, 99, 301, 5, 77]
@@ -186,6 +188,27 @@ def test_trees_give_the_tokens_of_plain_decoding(tmp_path: Path, precision: str)
         assert len(set(plain)) > 4
         for drafter in ("lookup", "levels", "best-first"):
             assert tokens(bundle, target, draft, drafter, sampling) == plain
+
+
+@pytest.mark.parametrize("precision", PACKED)
+def test_a_draft_head_gives_the_tokens_of_plain_decoding(tmp_path: Path, precision: str) -> None:
+    """Its target has one more output, and nothing of the packed graph may bear the name of that."""
+    folder = write_tiny_hf(tmp_path / "target", layers=4)
+    target = open_checkpoint(folder)
+    head = write_head(tmp_path / "head", folder, rows=90, own_head=False)
+    options = ExportOptions((1, 8, 16), 256, precision=precision)
+    draft = open_draft(head, target)
+    export_bundle(target, tmp_path / "bundle", draft=draft, options=options, report=lambda step: None)
+    bundle = open_bundle(tmp_path / "bundle")
+    for role in ("target", "draft"):
+        graph = onnx.load(bundle.file(bundle.graph(role, "cpu").file), load_external_data=False).graph
+        named = [value.name for value in (*graph.input, *graph.initializer)]
+        named += [name for node in graph.node for name in node.output]
+        assert len(set(named)) == len(named)
+    sessions = CpuSession(bundle, "target", threads=1), CpuSession(bundle, "draft", threads=1)
+    plain = tokens(bundle, *sessions, "none", Sampling())
+    for drafter in ("chain", "levels", "best-first", "lookup+levels", "static"):
+        assert tokens(bundle, *sessions, drafter, Sampling()) == plain
 
 
 @pytest.mark.parametrize("precision", ["w8", "w4"])
