@@ -15,9 +15,10 @@ from hexgraft.models.head_checkpoint import open_draft
 from hexgraft.models.shipped_heads import SMOLLM2_HEAD, SMOLLM2_PAIR
 
 
-def smollm2_bundle() -> Bundle:
-    """SmolLM2 without a draft."""
-    return _kept("smollm2-135m-instruct", None)
+def smollm2_bundle(precision: str = "fp32") -> Bundle:
+    """SmolLM2 without a draft, at a precision of `export --cpu-precision`."""
+    suffix = "" if precision == "fp32" else f"-{precision}"
+    return _kept(f"smollm2-135m-instruct{suffix}", None, precision)
 
 
 def smollm2_pair() -> Bundle:
@@ -25,7 +26,7 @@ def smollm2_pair() -> Bundle:
     return _kept(SMOLLM2_PAIR, SMOLLM2_HEAD)
 
 
-def _kept(name: str, head: str | None) -> Bundle:
+def _kept(name: str, head: str | None, precision: str = "fp32") -> Bundle:
     path = cache_folder() / "bundles" / name
     if path.exists():
         try:
@@ -35,7 +36,9 @@ def _kept(name: str, head: str | None) -> Bundle:
     path.parent.mkdir(parents=True, exist_ok=True)
     target = open_checkpoint(fetch_smollm2())
     draft = open_draft(Path(head), target) if head else None
-    export_bundle(target, path, draft=draft, options=ExportOptions(), report=lambda step: None)
+    export_bundle(
+        target, path, draft=draft, options=ExportOptions(precision=precision), report=lambda step: None
+    )
     return open_bundle(path)
 
 

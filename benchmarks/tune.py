@@ -51,11 +51,14 @@ def figures() -> Iterator[Figure]:
     pair = tiny_pair()
     for shape in SHAPES:
         yield from slept(pair, shape)
-    smollm2 = smollm2_bundle()
-    codec = TextCodec(smollm2)
-    yield from here(
-        "SmolLM2, CPU", smollm2, "cpu", lambda text: codec.encode_chat([{"role": "user", "content": text}])
-    )
+    for precision in ("fp32", "w8a8"):
+        smollm2 = smollm2_bundle(precision)
+        codec = TextCodec(smollm2)
+
+        def encode(text: str, codec: TextCodec = codec) -> list[int]:
+            return codec.encode_chat([{"role": "user", "content": text}])
+
+        yield from here(f"SmolLM2 {precision}, CPU", smollm2, "cpu", encode)
     try:
         yield from here("tiny pair, runner", pair, "runner", _bytes)
     except HexgraftError as error:
