@@ -30,6 +30,13 @@ def write_pair(
     return folder / "bundle"
 
 
+def packed_bundle(checkpoint: Path, path: Path, precision: str, context: int = 256) -> Bundle:
+    """A checkpoint alone, exported at a precision of the CPU's graph."""
+    options = ExportOptions((1, 8, 16), context, precision=precision)
+    export_bundle(open_checkpoint(checkpoint), path, options=options, report=lambda step: None)
+    return open_bundle(path)
+
+
 def make_pair(folder: Path, **arguments: Any) -> Bundle:
     """`write_pair`, opened."""
     return open_bundle(write_pair(folder, **arguments))

@@ -10,14 +10,13 @@ import onnx
 import onnxruntime as ort
 import pytest
 from families import FAMILIES, save_family
+from pair import packed_bundle
 from tiny import write_tiny_gguf
 
 from hexgraft.export.cpu import graph
-from hexgraft.export.writer import ExportOptions, export_bundle
-from hexgraft.host.bundle import Bundle, open_bundle
+from hexgraft.host.bundle import Bundle
 from hexgraft.host.cpu_session import CpuSession
 from hexgraft.host.session import Floats, causal
-from hexgraft.models.checkpoint import open_checkpoint
 
 TOKENS = np.random.default_rng(5).integers(3, 300, 44).tolist()
 
@@ -30,16 +29,6 @@ class AsBuilt:
 
     def node(self, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
         yield node
-
-
-def export(checkpoint: Path, path: Path, precision: str) -> Bundle:
-    export_bundle(
-        open_checkpoint(checkpoint),
-        path,
-        options=ExportOptions((1, 8, 16), 128, precision=precision),
-        report=lambda step: None,
-    )
-    return open_bundle(path)
 
 
 def passes(bundle: Bundle, width: int) -> Floats:
@@ -60,9 +49,9 @@ def test_a_family_gives_the_bits_of_the_graph_as_built(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = save_family(tmp_path / "m", name)
-    ours = export(checkpoint, tmp_path / "ours", "w4a8")
+    ours = packed_bundle(checkpoint, tmp_path / "ours", "w4a8", 128)
     monkeypatch.setattr(graph, "HeadsFirst", AsBuilt)
-    built = export(checkpoint, tmp_path / "built", "w4a8")
+    built = packed_bundle(checkpoint, tmp_path / "built", "w4a8", 128)
     found = [passes(ours, width) for width in (1, 8)]
     assert np.isfinite(found).all()
     np.testing.assert_array_equal(found[0], passes(built, 1))
@@ -98,5 +87,5 @@ def test_nodes_a_layer_are_bounded(tmp_path: Path, quant: str, precision: str, m
     for layers in (2, 3):
         checkpoint = write_tiny_gguf(tmp_path / f"{layers}.gguf", quant=quant, layers=layers)
         folder = tmp_path / str(layers)
-        counts.append(nodes(export(checkpoint, folder, precision), tmp_path))
+        counts.append(nodes(packed_bundle(checkpoint, folder, precision, 128), tmp_path))
     assert 0 < counts[1] - counts[0] <= most

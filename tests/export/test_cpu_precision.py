@@ -16,7 +16,7 @@ import pytest
 from command import error_of, hexgraft
 from heads import write_head
 from numpy.typing import NDArray
-from pair import make_pair
+from pair import make_pair, packed_bundle
 from tiny import write_tiny_gguf, write_tiny_hf
 
 from hexgraft.export.cpu.graph import PACKED, PackedGraph, pack
@@ -68,16 +68,6 @@ def test_rounding_is_to_the_nearest_level(bits: int, levels: int, rounded: bool)
 # ------------------------------------------------------------------ bundles
 
 
-def export(checkpoint: Path, path: Path, precision: str, **options: Any) -> Bundle:
-    export_bundle(
-        open_checkpoint(checkpoint),
-        path,
-        options=ExportOptions((1, 8, 16), 256, precision=precision),
-        report=lambda step: None,
-    )
-    return open_bundle(path)
-
-
 class Dequantised:
     """The checkpoint whose numbers are those a packed bundle stands for."""
 
@@ -124,7 +114,7 @@ def test_a_pass_is_that_of_the_dequantised_weights(
 ) -> None:
     folder = write_tiny_hf(tmp_path / "m", family="qwen2", tied=tied)
     checkpoint = open_checkpoint(folder)
-    bundle = export(folder, tmp_path / "b", precision)
+    bundle = packed_bundle(folder, tmp_path / "b", precision)
     assert bundle.graph("target", "cpu").precision == precision
     twin = Dequantised(bundle, checkpoint)
     export_bundle(
@@ -156,7 +146,7 @@ def test_a_files_own_blocks_are_kept(
 ) -> None:
     path = write_tiny_gguf(tmp_path / "m.gguf", quant=quant, family=family)
     checkpoint = open_checkpoint(path)
-    found = numbers(export(path, tmp_path / "b", precision + activations), checkpoint)
+    found = numbers(packed_bundle(path, tmp_path / "b", precision + activations), checkpoint)
     for name in ("embed", *(f"layers.1.{part}" for part in ("q", "k", "v", "o", "gate", "up", "down"))):
         exact = np.concatenate(list(checkpoint.blocks(name)))
         error = np.abs(found[name] - exact).max() / np.abs(exact).max()
@@ -231,7 +221,7 @@ def test_rounded_activations_give_the_same_bits_at_every_width(
 ) -> None:
     """Whether a row's ancestors are slots or rows: half a unit in the last place would tip roundings over."""
     folder = write_tiny_hf(tmp_path / "m", **sizes)
-    session = CpuSession(export(folder, tmp_path / "b", precision), "target", threads=1)
+    session = CpuSession(packed_bundle(folder, tmp_path / "b", precision), "target", threads=1)
     text = np.random.default_rng(2).integers(3, 300, 48).tolist()
 
     def logits(width: int) -> Floats:
@@ -253,7 +243,7 @@ def test_a_rows_siblings_do_not_change_its_bits(tmp_path: Path) -> None:
     """A path through a tree, its ancestors far apart among the rows of strangers, against the same as a
     chain."""
     folder = write_tiny_hf(tmp_path / "m")
-    session = CpuSession(export(folder, tmp_path / "b", "w4a8"), "target", threads=1)
+    session = CpuSession(packed_bundle(folder, tmp_path / "b", "w4a8"), "target", threads=1)
     chain = session.forward(TOKENS[:4], range(4), causal(0, 4))
     alone = chain.logits(3)
     tree = [TOKENS[0], 9, TOKENS[1], 8, 7, TOKENS[2], 6, TOKENS[3]]
@@ -274,7 +264,7 @@ def test_a_rows_siblings_do_not_change_its_bits(tmp_path: Path) -> None:
 @pytest.mark.parametrize("precision", PACKED)
 def test_estimates_are_the_sizes_of_bundles(tmp_path: Path, precision: str) -> None:
     folder = write_tiny_hf(tmp_path / "m")
-    bundle = export(folder, tmp_path / "b", precision)
+    bundle = packed_bundle(folder, tmp_path / "b", precision)
     size = bundle.manifest.files["target/model.weights"].size
     sizes = estimate(open_checkpoint(folder).config, 256)
     estimates = {row.precision: row.weights for row in sizes.estimates}
@@ -310,7 +300,7 @@ export_bundle(checkpoint, Path(sys.argv[2]), options=options, report=lambda step
 
 def test_a_killed_export_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_tiny_hf(tmp_path / "m")
-    fresh = export(folder, tmp_path / "fresh", "w4")
+    fresh = packed_bundle(folder, tmp_path / "fresh", "w4")
     command = [sys.executable, "-c", KILLED, str(folder), str(tmp_path / "b")]
     killed = subprocess.run(command, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert killed.returncode == -signal.SIGKILL
@@ -328,7 +318,7 @@ def test_a_killed_export_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.Mon
 def test_what_cannot_be_packed_is_refused(tmp_path: Path) -> None:
     narrow = write_tiny_hf(tmp_path / "m", hidden=48)
     with pytest.raises(ExportError, match="blocks of 32 inputs, embed has 48"):
-        export(narrow, tmp_path / "b", "w4")
+        packed_bundle(narrow, tmp_path / "b", "w4")
     assert not (tmp_path / "b").exists()
 
 
