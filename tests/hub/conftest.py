@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tiny import write_tiny_hf
 
 from hexgraft.host.hub import service as service_module
 from hexgraft.host.hub.service import Pace, Service
@@ -106,3 +107,15 @@ def account(server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.fixture
 def service(server: HubServer) -> Service:
     return Service(server.config, FAST)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_hf(tmp_path_factory.mktemp("tiny") / "target")
+
+
+@pytest.fixture
+def export(checkpoint: Path, tmp_path: Path) -> tuple[str | Path, ...]:
+    """A small export: two compile jobs and a link job."""
+    place = ("export", checkpoint, "-o", tmp_path / "b", "--widths", "1,8", "--context", "64")
+    return (*place, "--via", "aihub", "--soc", "SM8650")

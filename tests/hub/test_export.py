@@ -29,11 +29,6 @@ COMMON = ("--widths", "1,8", "--context", "64", "--parity-rows", "24")
 VIA = ("--via", "aihub", "--soc", "SM8650")
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_hf(tmp_path_factory.mktemp("tiny") / "target")
-
-
 def export(checkpoint: Path, output: Path, *more: str | Path) -> Bundle:
     done = hexgraft("export", checkpoint, "-o", output, *COMMON, *more)
     assert done.exit_code == 0, done.stderr
