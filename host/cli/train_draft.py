@@ -71,7 +71,7 @@ def train_draft(target: Path, output: Path, **options: Any) -> None:
 
     \b
     Examples:
-      hexgraft train-draft smollm2 -o smollm2-head --minutes 90
+      hexgraft train-draft smollm2 -o smollm2-head --tokens 1000000 --minutes 90
       hexgraft train-draft big -o head --work /mnt/texts --shard 3/8
       torchrun --nproc-per-node 2 -m hexgraft.host.cli train-draft big -o head --work /mnt/texts
     """
