@@ -149,15 +149,7 @@ def float_runtime(network: Network, threads: int = 0) -> LayeredRuntime | None:
 
 def _cuts(network: Network) -> list[str]:
     """Values to cut after. An embedding counts nothing: a pass reads its own tokens' rows alone."""
-    layers = [0] * network.model.layers
-    head = 0
-    for projection in network.projections():
-        size = 4 * int(np.prod(network.initializers[projection.initializer].dims))
-        if projection.weight == "head":
-            head = size
-        else:  # of a draft head, the product that mixes its inputs belongs to no layer
-            _, _, rest = projection.weight.partition("layers.")
-            layers[int(rest.partition(".")[0] or 0)] += size
+    layers, head = network.matrix_sizes(lambda weight: 32)
     return plan_parts(max(layers), len(layers), 0, head, max(_PART, head, *layers))
 
 

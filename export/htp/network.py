@@ -3,7 +3,7 @@ lie."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +50,20 @@ class Network:
                 weight = "head" if node.op_type == "Gemm" else node.input[1]
                 axis = 1 if node.op_type == "Gemm" else 0
                 yield Projection(node.name, weight, node.input[1], node.input[0], node.output[0], axis)
+
+    def matrix_sizes(self, bits: Callable[[str], int]) -> tuple[list[int], int]:
+        """Bytes of each layer's matrices and of the head's, with so many bits a number of a weight by its
+        name. What is of no layer (of a draft head, the product that mixes its inputs) is in the first."""
+        layers, head = [0] * self.model.layers, 0
+        for projection in self.projections():
+            rows, columns = self.initializers[projection.initializer].dims
+            size = rows * columns * bits(projection.weight) // 8
+            if projection.weight == "head":
+                head = size
+            else:
+                _, _, rest = projection.weight.partition("layers.")
+                layers[int(rest.partition(".")[0] or 0)] += size
+        return layers, head
 
     def values(self) -> list[str]:
         """Names of all float values, inputs and outputs included."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hexgraft.export.htp.network import Network
 from hexgraft.export.htp.parts import plan_parts
-from hexgraft.export.htp.precision import BITS, MIXER, Precision
+from hexgraft.export.htp.precision import BITS, Precision
 from hexgraft.export.htp.soc import Soc, check_soc
 from hexgraft.models.errors import UsageError
 
@@ -117,18 +117,9 @@ def variants(options: HtpOptions) -> list[Variant]:
 def cuts(network: Network, precision: Precision, limit: int) -> list[str]:
     """Values after which the graph is cut so that no part's stored weights pass `limit` bytes."""
     model = network.model
-    by_layer = {0: 0}
-    head = 0
-    for projection in network.projections():
-        rows, columns = network.initializers[projection.initializer].dims
-        size = rows * columns * BITS[precision.of(projection.weight)] // 8
-        if projection.weight == "head":
-            head = size
-        else:
-            layer = 0 if projection.weight == MIXER else int(projection.weight.split(".")[1])
-            by_layer[layer] = by_layer.get(layer, 0) + size
+    layers, head = network.matrix_sizes(lambda weight: BITS[precision.of(weight)])
     embed = model.vocab * model.hidden * (16 if precision.integer else BITS[precision.of("embed")]) // 8
-    return plan_parts(max(by_layer.values()), model.layers, embed, head, limit)
+    return plan_parts(max(layers), len(layers), embed, head, limit)
 
 
 def packaged_text(name: str) -> str:
