@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from shapes import shaped_profile
 
@@ -19,9 +20,32 @@ from hexgraft.host.measure.shaped import ShapedSession, VirtualClock
 from hexgraft.host.measure.table import LatencyTable
 from hexgraft.host.measure.trial import Bench
 from hexgraft.host.measure.tune import Search
+from hexgraft.host.measure.wrapped import Wrapped, WrappedRows
 from hexgraft.host.sampling import Sampling
+from hexgraft.host.session import Rows, Session, TopK, Visibility
 
 TOKENS = 64
+
+
+class PaidRows(Wrapped):
+    """`session`, each row of which takes `seconds` to fetch."""
+
+    def __init__(self, session: Session, clock: VirtualClock, seconds: float) -> None:
+        super().__init__(session)
+        self._pay = partial(clock.pay, seconds)
+
+    def forward(self, tokens: Sequence[int], positions: Sequence[int], visible: Visibility) -> Rows:
+        return _Paid(self.session.forward(tokens, positions, visible), self._pay)
+
+
+class _Paid(WrappedRows):
+    def __init__(self, rows: Rows, pay: Callable[[], None]) -> None:
+        super().__init__(rows)
+        self._pay = pay
+
+    def topk(self, k: int, rows: Sequence[int] | None = None, *, log_sum: bool = True) -> TopK:
+        self._pay()
+        return super().topk(k, rows, log_sum=log_sum)
 
 
 class Pace:
@@ -31,7 +55,7 @@ class Pace:
         assert profile.draft is not None
         self.clock = VirtualClock()
         self.options = DecodeOptions(max_tokens=TOKENS, tree_size=1, sampling=sampling or Sampling())
-        self.target = ShapedSession(CpuSession(bundle), LatencyTable(profile.target), self.clock.pay)
+        self.target: Session = ShapedSession(CpuSession(bundle), LatencyTable(profile.target), self.clock.pay)
         slow = ShapedSession(CpuSession(bundle, "draft"), LatencyTable(profile.draft), self.clock.pay)
         self.draft = Metered(slow, self.clock, keep=True)
         self.make = maker(bundle, self.options.sampling)

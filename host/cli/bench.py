@@ -184,6 +184,8 @@ def show_profile(profile: LatencyProfile) -> None:
             out.print(f"{each.operation} of {_rows(each.rows)}: {_ms(each.time)}")
     if profile.host_round is not None:
         out.print(f"beside its pass, a plain round takes {_ms(profile.host_round)}")
+    if profile.row is not None:
+        out.print(f"fetching one row more of a pass takes {_ms(profile.row)}")
     if profile.endurance is not None:
         speeds = profile.endurance
         out.print(

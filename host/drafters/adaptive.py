@@ -131,7 +131,7 @@ class Adaptive(WrappedDrafter):
         last = self._last
         if last is None:
             return
-        paid = last.spent + self._costs.verify(len(tree), last.fill)
+        paid = last.spent + self._costs.verify(len(tree), last.fill) + (len(path) - 1) * self._costs.row
         plain = sum(self._costs.plain(last.fill + step) for step in range(len(path)))
         if last.tree is not None:
             paid += self._costs.drafting
@@ -163,7 +163,7 @@ class Adaptive(WrappedDrafter):
             gain += math.exp(logs[order[count - 1]])
             if count > 1 and self._loss(count, fill, plain) > slack:
                 continue
-            net = gain * token - self._costs.verify(count, fill)
+            net = gain * (token - self._costs.row) - self._costs.verify(count, fill)
             if net > most + 1e-12:
                 best, most = count, net
         return sorted(order[:best])

@@ -24,10 +24,13 @@ _PAUSES = (8, 16, 32, 64)
 
 class RoundCosts(Protocol):
     """Seconds, by the rows of a pass and the cache slots in use. `drafting` is that of a drafted round beside
-    the draft's passes."""
+    the draft's passes, `row` that of every accepted node beside the pass."""
 
     @property
     def drafting(self) -> float: ...
+
+    @property
+    def row(self) -> float: ...
 
     def plain(self, fill: int) -> float: ...
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from hexgraft.host.adb.facts import PhoneFacts
 from hexgraft.host.bundle import Bundle
-from hexgraft.host.measure.latency import Plan, measure_model, measure_plain
+from hexgraft.host.measure.latency import Plan, measure_model, measure_plain, measure_row
 from hexgraft.host.measure.machine import conditions, phone_machine, this_machine
 from hexgraft.host.measure.profile import FORMAT, LatencyProfile, Source
 from hexgraft.host.runner.session import RunnerSession
@@ -77,6 +77,7 @@ def bench(
                 draft_times = measure_model(draft, bundle.draft, plan(draft))
             finally:
                 draft.close()
+        row = measure_row(target, bundle.target, plan(target))
         host_round, endurance = measure_plain(target, prompt, plan(target))
         after = watch.facts() if watch else None
         backend, runtime = target.spec.provider, runtime_of(target)
@@ -95,6 +96,7 @@ def bench(
         draft=draft_times,
         bundle=bundle.digest,
         host_round=host_round,
+        row=row,
         endurance=endurance,
         before=conditions(before) if before else None,
         after=conditions(after) if after else None,

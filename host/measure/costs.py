@@ -13,12 +13,14 @@ from hexgraft.host.measure.trial import Part, Trial
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """`host` seconds a round beside its passes, `drafting` seconds a drafted round beside the draft's."""
+    """`host` seconds a round beside its passes, `drafting` what trees add to that a drafted round, and `row`
+    what every token of a round after the first takes: its row is fetched, and stored."""
 
     target: LatencyTable
     draft: LatencyTable | None
     host: float = 0.0
     drafting: float = 0.0
+    row: float = 0.0
 
     @classmethod
     def of(cls, profile: LatencyProfile, drafting: float = 0.0) -> Costs:
@@ -27,6 +29,7 @@ class Costs:
             LatencyTable(profile.draft) if profile.draft is not None else None,
             profile.host_round.median if profile.host_round is not None else 0.0,
             drafting,
+            (profile.row.median if profile.row is not None else 0.0) + profile.target.stored_row,
         )
 
     def plain(self, fill: int) -> float:
@@ -56,7 +59,8 @@ class Costs:
 
     def seconds(self, part: Part) -> float:
         """What the rounds of a trial on one transcript take."""
-        total = self.target.total(part.target) + part.rounds * self.host + part.drafting
+        total = self.target.total(part.target) + part.rounds * self.host + part.host
+        total += (part.tokens - part.rounds) * self.row
         for (rows, fill), count in part.draft.items():
             total += count * self.pass_of_draft(rows, fill)
         return total

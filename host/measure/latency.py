@@ -20,6 +20,8 @@ from hexgraft.models.errors import UsageError
 _TOKEN = 5
 _ANY = (1, 2, 4, 8, 16, 32)
 """Widths to measure where any width runs: those a tree may have, twice as wide each."""
+_WALKED = 8
+"""Rows of a pass that are fetched one after another, to time one."""
 _BEST = {"target": 1, "draft": 8}
 """How many tokens of a row the decode loop fetches: the target's best, the draft's candidates."""
 
@@ -105,8 +107,27 @@ def _passes(session: Session, model: ModelEntry, fill: int, plan: Plan) -> list[
             if number >= plan.warmup:
                 call[width].append(plan.clock() - begun)
                 graph[width].append(rows.seconds)
+            # As a round does; a session at the other end of a wire sends it along with the next pass.
+            session.store([0], [fill])
             plan.progress()
     return [PassTime(width, fill, Spread.of(graph[width]), Spread.of(call[width])) for width in graph]
+
+
+def measure_row(session: Session, model: ModelEntry, plan: Plan) -> Spread | None:
+    """What one more row of a pass costs whoever has the best token of another: a walk asks row by row. None
+    where passes have one row."""
+    width = measured_widths(session)[-1]
+    if width < 2:
+        return None
+    times: list[float] = []
+    for _ in range(plan.repeats):
+        rows = _forward(session, model, 0, width)
+        rows.topk(1, [0], log_sum=False)
+        for row in range(1, min(width, _WALKED)):
+            begun = plan.clock()
+            rows.topk(1, [row], log_sum=False)
+            times.append(plan.clock() - begun)
+    return Spread.of(times)
 
 
 def _cache_times(session: Session, model: ModelEntry, plan: Plan) -> list[CacheTime]:

@@ -95,6 +95,14 @@ class ModelTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     parameters: Annotated[int, msgspec.Meta(ge=0)] | None = None
     cache: list[CacheTime] = []
 
+    @property
+    def stored_row(self) -> float:
+        """Seconds that storing one row more takes, from the fewest and the most rows measured."""
+        stores = sorted((each.rows, each.time.median) for each in self.cache if each.operation == "store")
+        if len(stores) < 2 or stores[-1][0] == stores[0][0]:
+            return 0.0
+        return max(0.0, (stores[-1][1] - stores[0][1]) / (stores[-1][0] - stores[0][0]))
+
 
 class Citation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A figure as it was found, and the address of the page it stands on."""
@@ -150,7 +158,8 @@ class Endurance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class LatencyProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """`bundle` is the digest of the bundle measured, "" for none of ours. `backend` is the place's name, such
-    as "cpu" or "device-htp". `host_round` is what a round costs beside its passes, plain decoding."""
+    as "cpu" or "device-htp". `host_round` is what a round costs beside its passes, plain decoding; `row` what
+    the best token of one more row of the target's pass costs."""
 
     format: int
     source: Source
@@ -160,6 +169,7 @@ class LatencyProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     draft: ModelTimes | None = None
     bundle: str = ""
     host_round: Spread | None = None
+    row: Spread | None = None
     endurance: Endurance | None = None
     before: Conditions | None = None
     after: Conditions | None = None

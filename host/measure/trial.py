@@ -8,15 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from hexgraft.host.decode import DecodeOptions, Decoder
-from hexgraft.host.drafters.base import Drafter, Limits
-from hexgraft.host.drafters.wrapped import WrappedDrafter
+from hexgraft.host.drafters.base import Drafter, NoDraft
 from hexgraft.host.lab.comparison import Transcript, merge_tallies
 from hexgraft.host.lab.scripted_session import ScriptedSession
 from hexgraft.host.measure.metered import Clock, Metered
 from hexgraft.host.measure.setting import Setting
 from hexgraft.host.session import SessionSpec
 from hexgraft.host.stats import Stats, Tally
-from hexgraft.host.tree import TokenTree
 
 Passes = Counter[tuple[int, int]]
 """How often a pass of so many rows at such a fill of the cache happened."""
@@ -24,13 +22,13 @@ Passes = Counter[tuple[int, int]]
 
 @dataclass(slots=True)
 class Part:
-    """One transcript's share of a trial. `drafting` are seconds of drafting beside the draft's passes."""
+    """One transcript's share of a trial. `host` are the seconds beside all passes that plain rounds have not."""
 
     tokens: int
     rounds: int
     target: Passes
     draft: Passes
-    drafting: float
+    host: float
 
 
 @dataclass(slots=True)
@@ -61,11 +59,11 @@ class Trial:
 
     @property
     def drafting(self) -> float:
-        """Seconds a round of drafting beside the draft's passes."""
-        return sum(part.drafting for part in self.parts) / self.rounds if self.rounds else 0.0
+        """Seconds a round of drafting and walking trees, beside all passes and beyond a plain round's."""
+        return sum(part.host for part in self.parts) / self.rounds if self.rounds else 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Bench:
     """What trials share: the target's sizes, transcripts with the options they were made with, and the
     draft's meter where there is a draft model."""
@@ -75,20 +73,38 @@ class Bench:
     options: DecodeOptions
     draft: Metered | None = None
     clock: Clock = time.perf_counter
+    _plain: float | None = field(default=None, init=False)
+
+    @property
+    def plain_round(self) -> float:
+        """Seconds of a plain round beside its pass, measured as trials are: what a round of a trial takes
+        beyond it is the tree's."""
+        if self._plain is None:
+            rounds = [
+                seconds
+                for transcript in self.transcripts
+                for seconds in _run(self, Setting("plain", 1), NoDraft(), transcript)[2]
+            ]
+            self._plain = steady(rounds) / len(rounds) if rounds else 0.0
+        return self._plain
 
 
 def run_trial(bench: Bench, setting: Setting, drafter: Drafter) -> Trial:
     """Try a setting's drafter on every transcript."""
     trial = Trial(setting)
     for transcript in bench.transcripts:
-        part, stats = _run(bench, setting, drafter, transcript)
+        part, stats, rounds = _run(bench, setting, drafter, transcript)
+        part.host = max(0.0, steady(rounds) - part.rounds * bench.plain_round)
         trial.parts.append(part)
         merge_tallies(trial.by_depth, stats.by_depth)
         merge_tallies(trial.by_rank, stats.by_rank)
     return trial
 
 
-def _run(bench: Bench, setting: Setting, drafter: Drafter, transcript: Transcript) -> tuple[Part, Stats]:
+def _run(
+    bench: Bench, setting: Setting, drafter: Drafter, transcript: Transcript
+) -> tuple[Part, Stats, list[float]]:
+    """One transcript's rounds: what they were, and the seconds of each beside all passes."""
     text = [*transcript.prompt, *transcript.answer]
     script = ScriptedSession(bench.spec, text, transcript.features)
     target = Metered(script, bench.clock)
@@ -99,18 +115,20 @@ def _run(bench: Bench, setting: Setting, drafter: Drafter, transcript: Transcrip
         tree_depth=setting.tree_depth,
         stops=bench.options.stops,
     )
-    timed = Timed(drafter, bench.draft, bench.clock)
-    decoder = Decoder(target, timed, options)
+    decoder = Decoder(target, drafter, options)
     decoder.begin(transcript.prompt)
-    target.clear()
-    if bench.draft is not None:
-        bench.draft.clear()
-    for _ in decoder.rounds():
-        timed.rounds.append(0.0)
+    meters = [target] if bench.draft is None else [target, bench.draft]
+    for meter in meters:
+        meter.clear()
+    rounds: list[float] = []
+    while decoder.finish is None:
+        begun, inside = bench.clock(), sum(meter.seconds for meter in meters)
+        decoder.step()
+        inside = sum(meter.seconds for meter in meters) - inside
+        rounds.append(bench.clock() - begun - inside)
     stats = decoder.stats
     passes = Counter(bench.draft.passes) if bench.draft is not None else Counter()
-    part = Part(stats.tokens, stats.rounds, Counter(target.passes), passes, steady(timed.rounds[:-1]))
-    return part, stats
+    return Part(stats.tokens, stats.rounds, Counter(target.passes), passes, 0.0), stats, rounds
 
 
 def steady(seconds: Sequence[float]) -> float:
@@ -123,30 +141,3 @@ def steady(seconds: Sequence[float]) -> float:
 def with_widths(spec: SessionSpec, widths: Sequence[int] | None, widest: int) -> SessionSpec:
     """The spec of a target as another place would run it."""
     return replace(spec, widths=tuple(widths) if widths is not None else None, max_width=widest)
-
-
-class Timed(WrappedDrafter):
-    """`drafter`, with the seconds it takes in each of `rounds` by `clock`, beside the draft passes that
-    `meter` counts. Whoever drives it adds a round to the list after each."""
-
-    def __init__(self, drafter: Drafter, meter: Metered | None, clock: Clock) -> None:
-        super().__init__(drafter)
-        self.rounds = [0.0]
-        self._meter, self._clock = meter, clock
-
-    def begin(self, tokens: Sequence[int], keep: int = 0) -> None:
-        self._drafter.begin(tokens, keep)
-
-    def draft(self, tokens: Sequence[int], limits: Limits) -> TokenTree:
-        start = self._own()
-        tree = self._drafter.draft(tokens, limits)
-        self.rounds[-1] += self._own() - start
-        return tree
-
-    def accept(self, tree: TokenTree, path: Sequence[int]) -> None:
-        start = self._own()
-        self._drafter.accept(tree, path)
-        self.rounds[-1] += self._own() - start
-
-    def _own(self) -> float:
-        return self._clock() - (self._meter.seconds if self._meter is not None else 0.0)

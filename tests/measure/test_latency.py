@@ -9,14 +9,15 @@ from pathlib import Path
 import msgspec
 import pytest
 from click.testing import CliRunner
+from lab_pair import PaidRows
 from pair import make_pair
 from shapes import WIDTHS, shaped_profile
 
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cli.main import cli
 from hexgraft.host.cpu_session import CpuSession
-from hexgraft.host.measure.latency import Plan, measure_model, measure_plain, measured_widths
-from hexgraft.host.measure.profile import ModelTimes, ProfileError, read_profile
+from hexgraft.host.measure.latency import Plan, measure_model, measure_plain, measure_row, measured_widths
+from hexgraft.host.measure.profile import CacheTime, ModelTimes, ProfileError, Spread, read_profile
 from hexgraft.host.measure.shaped import ShapedSession, VirtualClock
 from hexgraft.host.measure.table import LatencyTable
 from hexgraft.models.errors import UsageError
@@ -55,6 +56,24 @@ def test_plain_rounds_cost_their_pass_and_what_is_beside_it(bundle: Bundle) -> N
     assert endurance.tokens == 16
     assert endurance.first > endurance.sustained
     assert endurance.first == pytest.approx(20, rel=0.02)
+
+
+def test_a_further_row_of_a_pass_is_timed(bundle: Bundle) -> None:
+    clock = VirtualClock()
+    session = PaidRows(CpuSession(bundle), clock, 0.003)
+    found = measure_row(session, bundle.target, Plan(repeats=2, clock=clock))
+    assert found is not None
+    assert (found.median, found.count) == (pytest.approx(0.003), 2 * 7)
+    assert measure_row(CpuSession(bundle, widths=[1]), bundle.target, Plan()) is None
+
+
+def test_storing_rows_costs_by_the_row() -> None:
+    times = msgspec.structs.replace(
+        shaped_profile("flat").target,
+        cache=[CacheTime("store", rows, Spread.single(0.001 + 0.002 * rows)) for rows in (1, 8)],
+    )
+    assert times.stored_row == pytest.approx(0.002)
+    assert shaped_profile("flat").target.stored_row == 0
 
 
 def test_a_table_pads_interpolates_and_ends() -> None:
@@ -98,7 +117,7 @@ def test_the_command_writes_what_it_shows(bundle: Bundle, tmp_path: Path) -> Non
     assert (found.source.kind, found.backend, found.target.widths) == ("measured here", "cpu", None)
     assert found.draft is not None
     assert found.machine.cores
-    for word in (bundle.target.name, "against one row", "plain decoding, 8 tokens", "quartiles"):
+    for word in (bundle.target.name, "against one row", "one row more of a pass takes", "plain decoding, 8 tokens", "quartiles"):
         assert word in done.stdout
     assert "<svg" in picture.read_text(encoding="utf-8")
     again = CliRunner().invoke(cli, [*arguments, "--widths", "8,16", "--json"])

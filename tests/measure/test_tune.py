@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
-from lab_pair import Pace, pace
+from lab_pair import Pace, PaidRows, pace
 from pair import make_pair
 from shapes import shaped_profile
 
 from hexgraft.host.bundle import Bundle
+from hexgraft.host.drafters.base import Drafter, Limits
+from hexgraft.host.drafters.wrapped import WrappedDrafter
 from hexgraft.host.lab.prompts import LAB_PROMPTS
 from hexgraft.host.measure import setting as settings
 from hexgraft.host.measure.contest import Contest
 from hexgraft.host.measure.costs import Costs
 from hexgraft.host.measure.decision import Verdict, decide
+from hexgraft.host.measure.profile import Spread
 from hexgraft.host.measure.setting import (
     Setting,
     every_setting,
@@ -23,9 +30,11 @@ from hexgraft.host.measure.setting import (
     neighbours,
     usable_drafters,
 )
+from hexgraft.host.measure.shaped import VirtualClock
 from hexgraft.host.measure.tune import PAYS, Search
 from hexgraft.host.sampling import Sampling
 from hexgraft.host.session import Session
+from hexgraft.host.tree import TokenTree
 
 SIX = LAB_PROMPTS[::5]
 
@@ -63,6 +72,46 @@ def test_predictions_are_what_runs_take(bundle: Bundle, coarse: None, shape: str
     assert verdict.tried[-1][0].adaptive
     assert verdict.choice.measured == pytest.approx(verdict.choice.predicted, rel=0.1)
     assert verdict.choice.temperature == temperature
+
+
+def test_what_the_host_does_counts(bundle: Bundle) -> None:
+    """Drafting, and the rows a walk fetches one by one, on a clock that only they and passes move."""
+    profile = msgspec.structs.replace(
+        shaped_profile("flat"), host_round=Spread.single(0.01), row=Spread.single(0.01)
+    )
+    place = Pace(bundle, profile)
+    place.target = PaidRows(place.target, place.clock, 0.01)
+    ours = place.make
+    place.make = lambda setting, opened: PaidDrafts(ours(setting, opened), place.clock, 0.02)
+    search = place.search(place.transcripts(SIX[:2]))
+    guess = search.guess(Setting("lookup", 16))
+    verdict = verdict_of(place, search, ["lookup"])
+    assert guess.trial.drafting == pytest.approx(0.02, rel=0.01)
+    assert verdict.plain.speed.median == pytest.approx(search.plain, rel=1e-3)
+    for tried, result in verdict.tried[:-1]:
+        assert result.speed.median == pytest.approx(tried.speed, rel=1e-3)
+    kept = verdict.tried[-1]
+    assert kept[1].speed.median == pytest.approx(kept[0].speed, rel=0.05)
+    without = replace(place.costs, row=0.0).speed(guess.trial)
+    assert without > 1.05 * guess.speed
+
+
+class PaidDrafts(WrappedDrafter):
+    """Every tree takes `seconds` to draft."""
+
+    def __init__(self, drafter: Drafter, clock: VirtualClock, seconds: float) -> None:
+        super().__init__(drafter)
+        self._pay = partial(clock.pay, seconds)
+
+    def begin(self, tokens: Sequence[int], keep: int = 0) -> None:
+        self._drafter.begin(tokens, keep)
+
+    def draft(self, tokens: Sequence[int], limits: Limits) -> TokenTree:
+        self._pay()
+        return self._drafter.draft(tokens, limits)
+
+    def accept(self, tree: TokenTree, path: Sequence[int]) -> None:
+        self._drafter.accept(tree, path)
 
 
 @pytest.mark.parametrize("shape", ["flat", "steep"])
