@@ -22,7 +22,7 @@ Passes = Counter[tuple[int, int]]
 
 @dataclass(slots=True)
 class Part:
-    """One transcript's share of a trial. `host` are the seconds beside all passes that plain rounds have not."""
+    """One transcript's share of a trial. `host` are the seconds beside passes that plain rounds have not."""
 
     tokens: int
     rounds: int

@@ -227,11 +227,11 @@ print(json.dumps(tokens[:8]))
 
 
 def compile_in_order(files: list[Path], folder: Path) -> None:
-    """Compile two parts of one width into `folder`, the first's graph under a name that sorts before the second's.
+    """Compile two parts of one width into `folder`, so that their graphs' names sort in their order.
 
-    Genie takes a model's parts in the order of their graphs' names. ONNX Runtime makes those of a hash of the file's
-    path: each part is compiled under new file names until the lowest name of the first sorts before the highest
-    name of the second. That all of 16 hashes are above all of 16 others is one chance in 6e8."""
+    Genie takes a model's parts in the order of their graphs' names. ONNX Runtime makes those of a hash of the
+    file's path: each part is compiled under new file names until the lowest name of the first sorts before
+    the highest name of the second. That all of 16 hashes are above all of 16 others is one chance in 6e8."""
     kept: list[str | None] = [None, None]
     for attempt in range(16):
         for part, file in enumerate(files):
