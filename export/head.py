@@ -38,8 +38,12 @@ def write_head_entry(head: HeadCheckpoint, folder: Path) -> HeadEntry:
     return HeadEntry(config.kind, config.feature_size, config.rows, tokens)
 
 
+def own_graph(head: HeadCheckpoint) -> Graph:
+    """The head's graph with the weights that it brings, wherever those it borrows may lie."""
+    lent = {name: Loan(name, (), "", 0) for name in head.lent}
+    return build_head(head.config, HEAD_WEIGHTS, name="draft", loans=lent)
+
+
 def head_parameters(head: HeadCheckpoint) -> int:
     """Weights a bundle stores of a head, those it borrows from the target left out."""
-    lent = {name: Loan(name, (), "", 0) for name in head.lent}
-    graph = build_head(head.config, HEAD_WEIGHTS, name="draft", loans=lent)
-    return sum(weight.nbytes for weight in graph.weights) // 4
+    return sum(weight.nbytes for weight in own_graph(head).weights) // 4

@@ -23,6 +23,7 @@ def write_head(
     kv_heads: int = 2,
     layers: int = 1,
     hidden: int | None = None,
+    ffn: int = 80,
     own_head: bool = True,
     own_embed: bool = False,
     bias: bool = False,
@@ -60,9 +61,9 @@ def write_head(
         matrix(layer + "self_attn.k_proj.weight", kv_heads * head_dim, inner)
         matrix(layer + "self_attn.v_proj.weight", kv_heads * head_dim, inner)
         matrix(layer + "self_attn.o_proj.weight", d, heads * head_dim)
-        matrix(layer + "mlp.gate_proj.weight", 80, d)
-        matrix(layer + "mlp.up_proj.weight", 80, d)
-        matrix(layer + "mlp.down_proj.weight", d, 80)
+        matrix(layer + "mlp.gate_proj.weight", ffn, d)
+        matrix(layer + "mlp.up_proj.weight", ffn, d)
+        matrix(layer + "mlp.down_proj.weight", d, ffn)
         vector(layer + "post_attention_layernorm.weight")
         if third:
             vector(layer + "hidden_norm.weight")
@@ -86,7 +87,7 @@ def write_head(
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "num_hidden_layers": layers,
-        "intermediate_size": 80,
+        "intermediate_size": ffn,
         "max_position_embeddings": 256,
         "rms_norm_eps": 1e-5,
         "vocab_size": vocab,

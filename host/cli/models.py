@@ -9,8 +9,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from hexgraft.export.head import head_parameters
-from hexgraft.export.sizes import Sizes, estimate
+from hexgraft.export.sizes import Sizes, estimate, estimate_head
 from hexgraft.export.writer import DEFAULT_CONTEXT
 from hexgraft.host.cli.console import print_json, say, stdout
 from hexgraft.models.checkpoint import Checkpoint, open_checkpoint
@@ -53,17 +52,24 @@ def models(checkpoint: Path | None, draft: Path | None, context: int | None, as_
             found["draft"] = fit_draft(target, opened)
     slots = context or min(DEFAULT_CONTEXT, *(one.config.context for one in found.values()))
     sizes = {role: estimate(one.config, min(slots, one.config.context)) for role, one in found.items()}
+    if head is not None:
+        sizes["draft"] = estimate_head(head, sizes["target"])
     if as_json:
-        facts = {role: _facts(one) | asdict(sizes[role]) for role, one in found.items()}
-        print_json(facts | ({"draft": _head_facts(head)} if head is not None else {}))
+        facts = {role: _facts(one) for role, one in found.items()}
+        facts |= {"draft": _head_facts(head)} if head is not None else {}
+        print_json({role: facts[role] | asdict(sizes[role]) for role in facts})
         return
     for role, one in found.items():
         for note in one.notes:
             say(f"note: {role}: {note}")
         _show(role, one, sizes[role])
     if head is not None:
-        _show_head(head)
-    stdout().print("Estimates. A bundle for the NPU holds the fp32 graph too.")
+        for note in head.notes:
+            say(f"note: draft: {note}")
+        _show_head(head, sizes["draft"])
+    stdout().print(
+        "Estimates, of NPU binaries within a tenth. A bundle for the NPU holds the fp32 graph too."
+    )
 
 
 def _list(as_json: bool) -> None:
@@ -110,19 +116,23 @@ def _head_facts(head: HeadCheckpoint) -> dict[str, Any]:
         "vocabulary": c.layer.vocab,
         "proposes": c.rows,
         "reads_layers": list(c.features),
-        "parameters": head_parameters(head),
         "borrows": sorted(head.lent),
         "notes": list(head.notes),
     }
 
 
-def _show_head(head: HeadCheckpoint) -> None:
+def _show_head(head: HeadCheckpoint, sizes: Sizes) -> None:
     c, out = head.config, stdout()
     out.print(f"[bold]draft: {head.name}[/bold]  {head.source_format}")
     out.print(
-        f"{head_parameters(head) / 1e6:,.1f} M weights of its own, proposes {c.rows} of {c.layer.vocab} "
+        f"{sizes.parameters / 1e6:,.1f} M weights of its own, proposes {c.rows} of {c.layer.vocab} "
         f"tokens, reads the target after the layers {', '.join(map(str, c.features))}"
     )
+    out.print(
+        f"context {sizes.context} of {c.context}: {_megabytes(sizes.cache)} of K/V; on the NPU it holds the "
+        "embedding too"
+    )
+    out.print(_estimates(sizes, "memory it adds"))
 
 
 def _show(role: str, one: Checkpoint, sizes: Sizes) -> None:
@@ -137,10 +147,14 @@ def _show(role: str, one: Checkpoint, sizes: Sizes) -> None:
         f"context {sizes.context} of {c.context}: {_megabytes(sizes.cache)} of K/V; "
         f"exporting takes about {_megabytes(sizes.exporting)} of memory"
     )
-    table = Table("precision", "weights", "memory to run")
+    out.print(_estimates(sizes, "memory to run"))
+
+
+def _estimates(sizes: Sizes, memory: str) -> Table:
+    table = Table("precision", "weights", memory)
     for row in sizes.estimates:
         table.add_row(row.precision, _megabytes(row.weights), _megabytes(row.running))
-    out.print(table)
+    return table
 
 
 def _megabytes(count: int) -> str:

@@ -78,6 +78,18 @@ def test_models_tells_of_a_head_beforehand(target: Path, head: Path) -> None:
     assert "proposes 100 of 320 tokens, reads the target after the layers 1, 2, 2" in words
 
 
+def test_models_tells_what_a_head_takes_at_each_precision(target: Path, head: Path, bundle: Path) -> None:
+    facts = json.loads(hexgraft("models", target, "--draft", head, "--context", "128", "--json").stdout)
+    told = {row["precision"]: row["weights"] for row in facts["draft"]["estimates"]}
+    assert told.keys() == {row["precision"] for row in facts["target"]["estimates"]}
+    assert told["fp32"] == (bundle / "target" / "head.weights").stat().st_size
+    assert told["fp16"] == 2 * (facts["draft"]["parameters"] + 320 * 64)  # the embedding lies there again
+    assert told["fp16"] > told["w8a16"] > told["w4a16"] > 2 * (320 * 64 + 3 * 64 * 64)  # with fc, both fp16
+    assert facts["draft"]["context"] == 128
+    words = hexgraft("models", target, "--draft", head).stdout
+    assert "memory it adds" in words
+
+
 def test_a_head_of_another_target_is_refused(head: Path, tmp_path: Path) -> None:
     other = write_tiny_hf(tmp_path / "other", layers=4, vocab=400)
     result = hexgraft("export", other, "-o", tmp_path / "b", "--draft", head)
