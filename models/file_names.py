@@ -20,6 +20,11 @@ def is_inner_path(text: str) -> bool:
     return size <= _LONGEST_PATH and all(is_file_name(part) for part in text.split("/"))
 
 
+def readable_name(text: str) -> str:
+    """A file's name as text that JSON and a line can hold: what is no UTF-8, or no character, is replaced."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in text)
+
+
 def clip(text: str) -> str:
     """A name out of a file, short enough for an error."""
     return text if len(text) <= 80 else text[:77] + "..."

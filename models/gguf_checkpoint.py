@@ -17,6 +17,7 @@ from hexgraft.models.blocks import require_finite, row_ranges
 from hexgraft.models.checkpoint import TokenizerFiles
 from hexgraft.models.config import ModelConfig, tensor_shapes
 from hexgraft.models.errors import CheckpointError
+from hexgraft.models.file_names import readable_name
 from hexgraft.models.gguf_blocks import BITS, WITH_MINIMA, Blocks, read_blocks
 from hexgraft.models.gguf_config import config_from_gguf
 from hexgraft.models.gguf_file import GgufTensor, open_gguf
@@ -58,7 +59,7 @@ class GgufCheckpoint:
         self._check_tensors()
         self.tokenizer = tokenizer_from_gguf(self._file, self.config.vocab)
         # The file's name is what people call a model; `general.name` often names a training run.
-        self.name, self.origin = path.stem, path.name
+        self.name, self.origin = readable_name(path.stem), readable_name(path.name)
         license_ = self._file.fields.get("general.license")
         self.license = license_ if isinstance(license_, str) else None
         if self.config.context_limit is not None:

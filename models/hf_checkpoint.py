@@ -17,7 +17,7 @@ from hexgraft.models.blocks import require_finite, row_ranges
 from hexgraft.models.checkpoint import TokenizerFiles
 from hexgraft.models.config import ModelConfig, tensor_shapes
 from hexgraft.models.errors import CheckpointError
-from hexgraft.models.file_names import clip
+from hexgraft.models.file_names import clip, readable_name
 from hexgraft.models.gguf_blocks import Blocks
 from hexgraft.models.hf_config import config_from_hf
 from hexgraft.models.hf_int4 import Packing, Read, as_blocks, dequantised, packing_from_hf, zero_points
@@ -55,7 +55,7 @@ class HfCheckpoint:
         self._packed: set[str] = set()
         self._check_tensors()
         self.tokenizer = tokenizer_from_hf(path, values, self.config.vocab, self.notes)
-        self.name = self.origin = path.resolve().name
+        self.name = self.origin = readable_name(path.resolve().name)
         self.license = license_of(path / "README.md")
         if self.config.context_limit is not None:
             self.notes.append(self.config.context_limit)

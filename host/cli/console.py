@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,14 +43,20 @@ def say(message: str) -> None:
 
 
 def say_error(message: str, hint: str | None) -> None:
-    """The one form errors have."""
-    click.echo(click.style("error: ", fg="red", bold=True) + visible(message), err=True)
+    """The one form errors have: two lines with an empty one between them, whatever a file is called."""
+    click.echo(click.style("error: ", fg="red", bold=True) + _line(message), err=True)
     if hint:
-        click.echo("\n" + click.style("hint: ", fg="cyan", bold=True) + visible(hint), err=True)
+        click.echo("\n" + click.style("hint: ", fg="cyan", bold=True) + _line(hint), err=True)
+
+
+def _line(text: str) -> str:
+    return visible(text.strip().replace("\n", "\ufffd"))
 
 
 def print_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False))
+    text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
+    # What in a path is no UTF-8 is escaped, so that all of it is.
+    click.echo(re.sub("[\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 from contextlib import suppress
@@ -12,7 +13,7 @@ import click
 
 from hexgraft.host.cli.commands import Commands
 from hexgraft.host.cli.console import say_error
-from hexgraft.host.cli.usage import usage_words
+from hexgraft.host.cli.usage import command_asked, usage_words
 from hexgraft.models.errors import FAILED, INTERRUPTED, HexgraftError
 
 _HELP = getattr(click.exceptions, "NoArgsIsHelpError", ())
@@ -48,7 +49,8 @@ def main(arguments: list[str] | None = None) -> None:
         if isinstance(error, _HELP):
             error.show()
         else:
-            say_error(*usage_words(error))
+            words = sys.argv[1:] if arguments is None else arguments
+            say_error(*usage_words(error, command_asked(cli, words)))
         code = error.exit_code
     except HexgraftError as error:
         say_error(error.message, error.hint)
@@ -68,7 +70,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _open_streams() -> None:
-    """Have all three streams, so that no file takes the number of one that was closed."""
+    """Have all three streams, so that no file takes the number of one that was closed; paths are written as
+    the file system has them."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115, PTH123
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="surrogateescape")

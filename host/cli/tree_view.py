@@ -9,6 +9,7 @@ from collections.abc import Callable
 from rich.markup import escape
 from rich.tree import Tree
 
+from hexgraft.host.cli import console
 from hexgraft.host.decode import Round
 from hexgraft.host.tree import ROOT, TokenTree
 
@@ -64,4 +65,5 @@ def _label(tree: TokenTree, run: list[int], accepted: bool, text: Callable[[int]
 
 def visible(text: str) -> str:
     """Spaces and line ends as signs one can see."""
-    return text.replace(" ", "·").replace("\n", "⏎").replace("\t", "⇥").replace("\r", "␍") or "∅"
+    signs = text.replace(" ", "·").replace("\n", "⏎").replace("\t", "⇥").replace("\r", "␍")
+    return console.visible(signs) or "∅"

@@ -3,19 +3,38 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 
 import click
 
 
-def usage_words(error: click.ClickException) -> tuple[str, str]:
-    """Message and hint of an error of click's."""
+def command_asked(group: click.Group, arguments: Sequence[str]) -> str:
+    """The command that arguments begin with, as a user types it: "hexgraft device push"."""
+    path, command, context = "hexgraft", group, click.Context(group)
+    for word in arguments:
+        found = command.get_command(context, word)
+        if found is None:
+            break
+        path = f"{path} {word}"
+        if not isinstance(found, click.Group):
+            break
+        command = found
+    return path
+
+
+def usage_words(error: click.ClickException, asked: str) -> tuple[str, str]:
+    """Message and hint of an error of click's; `asked` is the command where the error names none itself, as
+    those of click's parser do not."""
     context = error.ctx if isinstance(error, click.UsageError) else None
-    command = context.command_path if context is not None else "hexgraft"
+    command = context.command_path if context is not None else asked
     message, hint = _plain(error.format_message()), f"see `{command} --help`"
     if isinstance(error, click.MissingParameter):
         message = f"{command} needs {_name(error.param, error.param_hint)}"
         if context is not None and isinstance(error.param, click.Argument):
             hint = f"{_usage(context)}; {hint}"
+    elif isinstance(error, click.BadOptionUsage):
+        lacks = "requires" in error.message
+        message = f"{command}: {error.option_name} {'needs a value' if lacks else 'takes no value'}"
     elif isinstance(error, click.BadParameter):
         name, said = _name(error.param, error.param_hint), _plain(error.message, lower=False)
         message = f"{name}: {said}"

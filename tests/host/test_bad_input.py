@@ -227,6 +227,30 @@ def test_names_in_errors_are_nothing_a_terminal_acts_on(bundle: Path) -> None:
     assert message.endswith("a graph that is not in the bundle: target/\ufffd]0;title\ufffd\ufffdx.onnx")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [("run", "a\nb\x1b[2J", "-p", "x"), ("export", "a\nb\x1b[2J", "-o", "x"), ("tree", "a\nb\x1b[2J")],
+)
+def test_names_in_errors_stay_in_a_line(words: tuple[str, ...]) -> None:
+    assert "a\ufffdb\ufffd[2J" in error_of(hexgraft(*words))[0]
+
+
+def test_names_that_are_no_utf_8(output: Path, tmp_path: Path) -> None:
+    """A model is called what can be read of its file's name; a path on standard output is the path."""
+    file = write_tiny_gguf(tmp_path / "tiny\udcff.gguf")
+    bundle = tmp_path / "bundle"
+    assert hexgraft("export", file, "-o", bundle, *EXPORT).exit_code == 0
+    assert open_bundle(bundle).target.name == "tiny\ufffd"
+    other = bundle.rename(tmp_path / "b\udcff")
+    message, hint = error_of(hexgraft("run", other, "-p", "hi"))
+    assert message.startswith("ONNX Runtime cannot open ")
+    assert message.endswith("/target/model.onnx, whose path is not UTF-8")
+    assert hint.startswith("rename ")
+    said = hexgraft("export", file, "-o", tmp_path / "c\udcff", *EXPORT, "--json")
+    assert json.loads(said.stdout)["bundle"] == str(tmp_path / "c\udcff")
+    assert "c\\udcff" in said.stdout
+
+
 def test_path_that_leaves_the_bundle(bundle: Path) -> None:
     manifest = json.loads((bundle / "bundle.json").read_text())
     manifest["files"]["../../etc/passwd"] = {"size": 1, "sha256": "0" * 64}
