@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from hexgraft.export.writer import ExportOptions, export_bundle
@@ -12,7 +13,7 @@ from hexgraft.models.checkpoint import open_checkpoint
 from hexgraft.models.errors import BundleError
 from hexgraft.models.fetch import fetch_smollm2
 from hexgraft.models.head_checkpoint import open_draft
-from hexgraft.models.shipped_heads import SMOLLM2_HEAD, SMOLLM2_PAIR
+from hexgraft.models.shipped_heads import SMOLLM2_HEAD, SMOLLM2_PAIR, shipped_origin
 
 
 def smollm2_bundle(precision: str = "fp32") -> Bundle:
@@ -29,10 +30,12 @@ def smollm2_pair() -> Bundle:
 def _kept(name: str, head: str | None, precision: str = "fp32") -> Bundle:
     path = cache_folder() / "bundles" / name
     if path.exists():
-        try:
-            return open_bundle(path)
-        except BundleError:  # of an earlier revision
-            shutil.rmtree(path)
+        with suppress(BundleError):  # of an earlier revision
+            bundle = open_bundle(path)
+            made = bundle.manifest.provenance.get("draft")
+            if head is None or (made is not None and made.checkpoint == shipped_origin(head)):
+                return bundle
+        shutil.rmtree(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     target = open_checkpoint(fetch_smollm2())
     draft = open_draft(Path(head), target) if head else None

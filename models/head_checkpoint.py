@@ -16,7 +16,7 @@ from hexgraft.models.blocks import require_finite, row_ranges
 from hexgraft.models.checkpoint import Checkpoint
 from hexgraft.models.errors import CheckpointError
 from hexgraft.models.features import eagle3_features, eagle_features
-from hexgraft.models.file_names import clip
+from hexgraft.models.file_names import clip, readable_name
 from hexgraft.models.head_config import EAGLE, EAGLE3, HeadConfig, head_shapes
 from hexgraft.models.head_tokens import read_tokens
 from hexgraft.models.hf_checkpoint import license_of, to_float32
@@ -24,7 +24,7 @@ from hexgraft.models.hf_config import config_from_hf
 from hexgraft.models.hf_names import LAYER_PARTS
 from hexgraft.models.hf_tensors import DTYPES, INDEX, SINGLE, HfTensors
 from hexgraft.models.json_file import Fields, read_json
-from hexgraft.models.shipped_heads import shipped_head
+from hexgraft.models.shipped_heads import shipped_head, shipped_origin
 from hexgraft.models.tensor_files import TensorFiles
 from hexgraft.models.torch_file import BIN, TorchTensors
 
@@ -73,7 +73,7 @@ class HeadCheckpoint:
         if "embed" in self._names and self._brings_the_target_s():
             self.lent |= {"embed"}
             self.notes.append("its embedding is the target's, and is not stored again")
-        self.name = self.origin = path.resolve().name
+        self.name = self.origin = readable_name(path.resolve().name)
         self.license = license_of(path / "README.md")
 
     def blocks(self, name: str) -> Iterator[NDArray[np.float32]]:
@@ -251,8 +251,11 @@ def open_draft(path: Path, target: Checkpoint) -> Checkpoint | HeadCheckpoint:
     from hexgraft.models.checkpoint import open_checkpoint
     from hexgraft.models.hub import download, is_hub_id
 
-    if not path.exists():
-        path = shipped_head(str(path)) or path
+    shipped = shipped_head(str(path)) if not path.exists() else None
+    if shipped is not None:
+        head = HeadCheckpoint(shipped, target)
+        head.origin = shipped_origin(shipped.name)
+        return head
     if path.is_dir() and is_head(path):
         return HeadCheckpoint(path, target)
     if not path.exists() and is_hub_id(path):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
+
+from hexgraft.models.acceptance import ACCEPTANCE
 
 _FOLDER = Path(__file__).parent / "heads"
 SMOLLM2_HEAD = "smollm2-135m-instruct"
@@ -13,6 +16,15 @@ SMOLLM2_PAIR = "smollm2-135m-instruct-head"
 def shipped_head(name: str) -> Path | None:
     """The folder of a head that comes with hexgraft, None if there is none of this name."""
     return _FOLDER / name if name in shipped_heads() else None
+
+
+def shipped_origin(name: str) -> str:
+    """Which head goes by a name now, as a bundle says where its draft is from: the name, and the beginning of
+    a sha256 over what an export reads of it."""
+    digest = hashlib.sha256()
+    for file in ("config.json", "model.safetensors", ACCEPTANCE):
+        digest.update(hashlib.sha256((_FOLDER / name / file).read_bytes()).digest())
+    return f"{name}@{digest.hexdigest()[:12]}"
 
 
 def shipped_heads() -> list[str]:

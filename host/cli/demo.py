@@ -3,9 +3,11 @@ speed."""
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import click
@@ -29,7 +31,7 @@ from hexgraft.models.checkpoint import open_checkpoint
 from hexgraft.models.errors import FAILED, BundleError
 from hexgraft.models.fetch import fetch_smollm2
 from hexgraft.models.head_checkpoint import open_draft
-from hexgraft.models.shipped_heads import SMOLLM2_HEAD, SMOLLM2_PAIR
+from hexgraft.models.shipped_heads import SMOLLM2_HEAD, SMOLLM2_PAIR, shipped_origin
 
 WIDTH = 16
 SIZE = 8
@@ -99,18 +101,10 @@ def demo(max_tokens: int, threads: int, as_json: bool) -> int:
 
 
 def _bundle() -> Bundle:
-    """The demonstration bundle, exported unless a whole one of this version is in the cache."""
+    """The demonstration bundle, exported unless a whole one of this version and head is in the cache."""
     path = cache_folder() / "bundles" / SMOLLM2_PAIR
-    if path.exists():
-        try:
-            bundle = open_bundle(path)
-            bundle.verify()
-            say(f"using the bundle exported before: {path}")
-            return bundle
-        except BundleError as error:
-            raise BundleError(
-                f"the cached {error.message}", f"remove it and run again: rm -r {path}"
-            ) from error
+    if path.exists() and (kept := _kept(path)) is not None:
+        return kept
     checkpoint = open_checkpoint(fetch_smollm2(progress=say))
     path.parent.mkdir(parents=True, exist_ok=True)
     say(f"exporting {checkpoint.name} to {path}")
@@ -122,6 +116,25 @@ def _bundle() -> Bundle:
         head = open_draft(Path(SMOLLM2_HEAD), checkpoint)
         export_bundle(checkpoint, path, draft=head, options=ExportOptions(), report=report)
     return open_bundle(path)
+
+
+def _kept(path: Path) -> Bundle | None:
+    """The bundle in the cache; None once it is removed, where its head is no longer the one that hexgraft
+    comes with."""
+    try:
+        bundle = open_bundle(path)
+        head = bundle.manifest.provenance.get("draft")
+        if head is not None and head.checkpoint == shipped_origin(SMOLLM2_HEAD):
+            bundle.verify()
+            say(f"using the bundle exported before: {path}")
+            return bundle
+    except BundleError as error:
+        raise BundleError(
+            f"the cached {error.message}", f"remove it and run again: rm -r {quote(str(path))}"
+        ) from error
+    say("the draft head is another than in the bundle exported before, which is removed")
+    shutil.rmtree(path)
+    return None
 
 
 def _decode(decoder: Decoder, ids: list[int], what: str) -> Decoded:
