@@ -10,7 +10,9 @@ import torch
 import torch.distributed as distributed
 from torch import Tensor, nn
 
-from hexgraft.models.errors import HexgraftError
+from hexgraft.models.errors import HexgraftError, UsageError
+
+_TORCHRUN = "start it with torchrun, or alone: unset RANK WORLD_SIZE"
 
 
 class Workers:
@@ -18,10 +20,17 @@ class Workers:
     environment."""
 
     def __init__(self) -> None:
-        self.count = int(os.environ.get("WORLD_SIZE", "1"))
-        self.rank = int(os.environ.get("RANK", "0"))
+        self.count, self.rank = _told("WORLD_SIZE", 1), _told("RANK", 0)
+        if not 0 <= self.rank < self.count:
+            raise UsageError(f"RANK is {self.rank} and WORLD_SIZE {self.count}", _TORCHRUN)
         if self.count > 1 and not distributed.is_initialized():
-            distributed.init_process_group("gloo")
+            try:
+                with _together("the processes of this training do not find one another"):
+                    distributed.init_process_group("gloo")
+            except ValueError as error:  # torch misses a variable that torchrun sets
+                raise UsageError(
+                    f"WORLD_SIZE is {self.count}, but torchrun did not start this", _TORCHRUN
+                ) from error
 
     @property
     def first(self) -> bool:
@@ -76,13 +85,21 @@ class Workers:
             distributed.destroy_process_group()
 
 
+def _told(name: str, alone: int) -> int:
+    """A number that torchrun tells by the environment; UsageError where it is none."""
+    text = os.environ.get(name, str(alone))
+    if not text.isdecimal():
+        raise UsageError(f"{name} is {text!r} in the environment, not a number", _TORCHRUN)
+    return int(text)
+
+
 @contextmanager
-def _together() -> Iterator[None]:
+def _together(otherwise: str = "another process of this training has ended") -> Iterator[None]:
     """Say in words what torch raises where another process is gone."""
     try:
         yield
     except RuntimeError as error:
         raise HexgraftError(
-            "another process of this training has ended",
+            otherwise,
             "start all of them again: they go on where they were",
         ) from error

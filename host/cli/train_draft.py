@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,7 +16,7 @@ from hexgraft.host.cli.console import print_json, say, token_progress
 from hexgraft.host.cli.finite import Finite
 from hexgraft.host.manifest import MANIFEST
 from hexgraft.models.checkpoint import open_checkpoint
-from hexgraft.models.errors import HexgraftError, UsageError
+from hexgraft.models.errors import BundleError, HexgraftError, UsageError
 
 if TYPE_CHECKING:
     from hexgraft.export.train.job import Job
@@ -188,6 +189,7 @@ def _bundle(target: Path, work: Path, job: Job, share: tuple[int, int], workers:
     if (target / MANIFEST).is_file():
         bundle = open_bundle(target)
         check_job(bundle.target, job, work, share)
+        bundle.verify()
         return bundle
     path, checkpoint = work / "target", open_checkpoint(target)
     options = ExportOptions(context=min(ExportOptions().context, checkpoint.config.context))
@@ -200,7 +202,13 @@ def _bundle(target: Path, work: Path, job: Job, share: tuple[int, int], workers:
             if not (path / MANIFEST).is_file():  # else another run in this folder was faster
                 raise
     workers.wait()
-    bundle = open_bundle(path)
+    try:
+        bundle = open_bundle(path)
+        bundle.verify()
+    except BundleError as error:
+        raise BundleError(
+            error.message, f"remove it and run again, which makes it anew: rm -r {quote(str(path))}"
+        ) from error
     made = bundle.manifest.provenance["target"]
     if (made.checkpoint, made.format) != (checkpoint.origin, checkpoint.source_format):
         raise UsageError(

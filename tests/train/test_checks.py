@@ -103,6 +103,19 @@ def test_a_folder_with_another_target_s_bundle(folder: Path, tmp_path: Path) -> 
     assert hint == "name another folder with --work"
 
 
+@pytest.mark.parametrize("file", ["bundle.json", "target/model.weights"])
+def test_a_damaged_bundle_in_the_work_folder(folder: Path, tmp_path: Path, file: str) -> None:
+    options = ["-o", tmp_path / "draft", "--work", tmp_path / "w", *SMALL, "--vocab", "64", "--shard", "0/1"]
+    assert hexgraft("train-draft", folder / "target-checkpoint", *options).exit_code == 0
+    damaged = tmp_path / "w" / "target" / file
+    data = bytearray(damaged.read_bytes())
+    data[len(data) // 2] ^= 1
+    damaged.write_bytes(b"{" if file == "bundle.json" else data)
+    message, hint = error_of(hexgraft("train-draft", folder / "target-checkpoint", *options))
+    assert str(damaged) in message
+    assert hint == f"remove it and run again, which makes it anew: rm -r {tmp_path / 'w' / 'target'}"
+
+
 def test_a_bundle_that_another_run_wrote_meanwhile(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,3 +150,37 @@ def test_a_process_that_has_ended_is_told_in_words(monkeypatch: pytest.MonkeyPat
     ):
         with pytest.raises(HexgraftError, match="another process of this training has ended"):
             together()
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two' in the environment, not a number"),
+        ({"WORLD_SIZE": "2", "RANK": "2"}, "RANK is 2 and WORLD_SIZE 2"),
+        ({"WORLD_SIZE": "2", "RANK": "0"}, "WORLD_SIZE is 2, but torchrun did not start this"),
+    ],
+)
+def test_an_environment_that_torchrun_did_not_make(
+    environment: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError) as caught:
+        Workers()
+    assert caught.value.message == message
+    assert caught.value.hint == "start it with torchrun, or alone: unset RANK WORLD_SIZE"
+
+
+def test_processes_that_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    def alone(*arguments: object) -> None:
+        raise RuntimeError("Connection reset by peer")
+
+    monkeypatch.setattr("torch.distributed.init_process_group", alone)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(
+        HexgraftError, match="the processes of this training do not find one another"
+    ) as caught:
+        Workers()
+    assert caught.value.hint == "start all of them again: they go on where they were"
