@@ -156,8 +156,18 @@ class _Export:
                 text = self._text(bundle, "parity", self.htp.parity_text)
                 what = [made_of, where, [graph.file for graph in simulated], text, self.htp.parity_rows]
                 name = f"{role} parity {variant.tag}"
-                parity |= self.stages.run(name, what, partial(gate, build, found, text))
+                figures = self.stages.run(name, what, partial(gate, build, found, text))
+                parity |= figures
+                if bundle.model(role).head is not None and self.htp.min_agreement is not None:
+                    self._tell_of_head(figures, self.htp.min_agreement)
         return graphs, parity
+
+    def _tell_of_head(self, figures: dict[str, dict[str, float]], wanted: float) -> None:
+        """Say how far a head agrees, which the search for an agreement of `wanted` left alone."""
+        rows = sum(one["rows"] for one in figures.values())
+        agreement = sum(one["agreement"] * one["rows"] for one in figures.values()) / rows
+        less = ", less than asked of the target: --keep raises it" if agreement < wanted else ""
+        self.say(f"draft: the head agrees in {agreement:.1%} of {rows:.0f} rows{less}")
 
     def _precision(self, bundle: Bundle, role: str, variant: Variant, key: Any) -> tuple[Variant, Any]:
         """The variant with the layers that the search keeps higher, if one was asked for; a head has none

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 
 from hexgraft.export.htp.network import Network
 from hexgraft.export.htp.parts import plan_parts
-from hexgraft.export.htp.precision import BITS, Precision
-from hexgraft.export.htp.soc import Soc, check_soc
+from hexgraft.export.htp.precision import BITS, FLOAT, Precision, Refusal
+from hexgraft.export.htp.soc import Soc, soc_refusals
 from hexgraft.models.errors import UsageError
 
 DEFAULT_PART = 384 << 20
@@ -47,38 +47,48 @@ class HtpOptions:
     capacities: tuple[int, ...] = ()
 
     def check(self, widths: Sequence[int], head: bool = False) -> None:
-        """Refuse what a chip cannot do, in words, before anything is compiled. `head` says that the draft is
-        a head."""
+        """Refuse what a chip cannot do, in words and all of it at once, before anything is compiled, so that
+        a command mended as it says is taken. `head` says that the draft is a head."""
         if not self.socs:
             raise UsageError("--target htp needs a chip", "example: --soc SM8650")
-        for soc in self.socs:
-            wish = self.for_soc(soc).wants_fp16
-            several = len(widths) > 1 or len(self.capacities) > 1
-            check_soc(soc, needs_fp16=wish, shared=self.shared and several, vtcm_mb=self.vtcm_mb)
-            if head and self.for_soc(soc).integer:
-                raise UsageError(
-                    f"a draft head reads its target in fp16, which {soc.title} has not",
-                    "leave out --draft, give a draft model, or name a chip with fp16",
-                )
+        found = [refusal for soc in self.socs for refusal in self._refusals(soc, widths, head)]
+        found += self._refusals_anywhere(widths)
+        if found:
+            what, instead = (dict.fromkeys(words) for words in zip(*found, strict=True))
+            raise UsageError("; ".join(what), "; ".join(instead))
+
+    def _refusals(self, soc: Soc, widths: Sequence[int], head: bool) -> Iterator[Refusal]:
+        """What one chip cannot do."""
+        several = self.shared and (len(widths) > 1 or len(self.capacities) > 1)
+        wishes = self.for_soc(soc).fp16_wishes
+        yield from soc_refusals(soc, needs_fp16=wishes, shared=several, vtcm_mb=self.vtcm_mb)
+        if head and not soc.fp16:
+            yield (
+                f"a draft head reads its target in fp16, which {soc.title} has not",
+                "leave out --draft, or give a draft model (or name only chips with fp16)",
+            )
+
+    def _refusals_anywhere(self, widths: Sequence[int]) -> Iterator[Refusal]:
+        """What no chip can do."""
         graphs = len(widths) * len(self.capacities)
         if graphs > MOST_GRAPHS:
-            raise UsageError(
+            yield (
                 f"{len(widths)} widths at {len(self.capacities)} capacities are {graphs} graphs, at most "
                 f"{MOST_GRAPHS} go into a binary",
                 "name fewer with --widths (1,16,128 serve decoding, trees and prompts) or with --context",
             )
         odd = sorted(set(self.host_widths or ()) - set(widths))
         if odd:
-            raise UsageError(
+            yield (
                 f"--host-widths {odd[0]} is not among the widths {', '.join(map(str, widths))}",
-                "leave it out to build all of them for the emulator",
+                "leave out --host-widths to build all of them for the emulator",
             )
         if self.part_bytes < 1 << 20:
-            raise UsageError("--part-size is below 1 MB", "example: --part-size 512")
+            yield "--part-size is below 1 MB", "example: --part-size 512"
         if self.min_agreement is not None and not 0 < self.min_agreement <= 1:
-            raise UsageError(f"--min-agreement {self.min_agreement} is not between 0 and 1", "example: 0.98")
-        if self.min_agreement is not None and self.precision.name == "fp16":
-            raise UsageError("--min-agreement is for quantised precisions", "add --precision w8a16 or w4a16")
+            yield f"--min-agreement {self.min_agreement} is not between 0 and 1", "example: 0.98"
+        if self.min_agreement is not None and self.precision.name == FLOAT:
+            yield "--min-agreement is for quantised precisions", "add --precision w8a16 or w4a16"
 
     def for_soc(self, soc: Soc) -> Precision:
         """The precision as a chip gets it: without fp16, everything is integers, one scale a channel unless

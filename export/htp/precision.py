@@ -18,6 +18,9 @@ W4_BLOCK = 32
 
 BITS = {FLOAT: 16, "w8": 8, "w4": 4}
 
+Refusal = tuple[str, str]
+"""What cannot be, and what to type instead."""
+
 PROJECTIONS = ("qkv", "o", "gate_up", "down")
 """The matrices of a layer, as the graphs name them."""
 MIXER = "fc"
@@ -92,15 +95,21 @@ class Precision:
                 )
 
     @property
-    def wants_fp16(self) -> str | None:
-        """Which wish needs fp16 arithmetic, in the user's words; None if all is integer."""
-        if self.name == "fp16":
-            return "--precision fp16"
+    def fp16_wishes(self) -> list[Refusal]:
+        """What needs fp16 arithmetic, in the user's words, and what to ask for instead; none if all is
+        integer."""
+        if self.name == FLOAT:
+            return [("--precision fp16", "use --precision w8a16")]
+        wishes: list[Refusal] = []
+        if self.embed != FLOAT:
+            wishes.append((f"--embed {self.embed}", "leave out --embed"))  # whose rows are scaled in fp16
+        if self.head == FLOAT:
+            wishes.append(("--head fp16", "use --head w8"))
         if any(keep.format == FLOAT for keep in self.keep):
-            return "--keep with fp16"
+            wishes.append(("--keep with fp16", "keep at w8: --keep LAYER:w8"))
         if self.block:
-            return "--block"
-        return None
+            wishes.append((f"--block {self.block}", "use --block 0"))
+        return wishes
 
 
 def make_precision(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
+from hexgraft.export.htp.precision import Refusal
 from hexgraft.models.errors import UsageError
 
 SHARING_ARCH = 73
@@ -71,29 +72,41 @@ def find_socs(names: Sequence[str]) -> tuple[Soc, ...]:
     return tuple(dict.fromkeys(find_soc(name) for name in names))
 
 
-def check_soc(soc: Soc, *, needs_fp16: str | None, shared: bool, vtcm_mb: int | None) -> None:
-    """Refuse, before anything is compiled, what `soc` cannot do.
+def soc_refusals(
+    soc: Soc, *, needs_fp16: Sequence[Refusal], shared: bool, vtcm_mb: int | None
+) -> list[Refusal]:
+    """Everything that `soc` cannot do, known before anything is compiled.
 
-    `needs_fp16` says which wish needs fp16 arithmetic ("--precision fp16"), None if none does; `shared` is
-    whether several graphs were asked to share one binary. Raises UsageError.
+    `needs_fp16` are the wishes that need fp16 arithmetic ("--precision fp16") and what to type instead;
+    `shared` is whether several graphs were asked to share one binary.
     """
+    found: list[Refusal] = []
     if needs_fp16 and not soc.fp16:
-        raise UsageError(
-            f"{needs_fp16} needs fp16 arithmetic, which the NPU of {soc.title} does not have",
-            "use --precision w8a16 with nothing kept in fp16",
+        wishes = " and ".join(wish for wish, _ in needs_fp16)
+        needs = "needs" if len(needs_fp16) == 1 else "need"
+        found.append(
+            (
+                f"{wishes} {needs} fp16 arithmetic, which the NPU of {soc.title} does not have",
+                " and ".join(dict.fromkeys(instead for _, instead in needs_fp16)),
+            )
         )
     if shared and not soc.sharing:
-        raise UsageError(
-            f"{soc.title} cannot share weights between graphs, that begins with V{SHARING_ARCH}",
-            "use --unshared, which makes one binary a width",
+        found.append(
+            (
+                f"{soc.title} cannot share weights between graphs, that begins with V{SHARING_ARCH}",
+                "use --unshared, which makes one binary a width",
+            )
         )
     if vtcm_mb is not None and vtcm_mb < 1:
-        raise UsageError(f"--vtcm {vtcm_mb} is not a size in MB", "leave it out for the chip's own size")
+        found.append((f"--vtcm {vtcm_mb} is not a size in MB", "leave out --vtcm for the chip's own size"))
     if vtcm_mb is not None and soc.vtcm_mb is not None and vtcm_mb > soc.vtcm_mb:
-        raise UsageError(
-            f"--vtcm {vtcm_mb} is more than the {soc.vtcm_mb} MB of VTCM that {soc.title} has",
-            f"use --vtcm {soc.vtcm_mb} or less, or leave it out",
+        found.append(
+            (
+                f"--vtcm {vtcm_mb} is more than the {soc.vtcm_mb} MB of VTCM that {soc.title} has",
+                f"use --vtcm {soc.vtcm_mb} or less, or leave it out",
+            )
         )
+    return found
 
 
 def _names(soc: Soc) -> tuple[str, ...]:

@@ -58,7 +58,8 @@ def htp_options(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--min-agreement",
                 type=float,
-                help="Look for the layers to keep higher until this is reached.",
+                help="Look for the layers to keep higher until this is reached, in models. A draft head has "
+                "none to choose among; how far it agrees is told.",
             ),
             click.option(
                 "--calibration", type=_FILE, help="Text to calibrate on, in place of the built-in one."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,8 @@ def compiled(target: Path, head: Path, folder: Path, *more: str) -> Bundle:
     words += ("--calibration", short_text(folder))
     done = hexgraft(*words, *more)
     assert done.exit_code == 0, done.stderr
+    told = re.findall(r"^draft: the head agrees in [\d.]+% of \d+ rows", done.stderr, re.M)
+    assert len(told) == ("--min-agreement" in more)
     return open_bundle(folder / "b")
 
 
@@ -101,7 +104,8 @@ def test_trees_of_a_head_on_the_emulator_give_its_plain_text(
     kind: str, precision: str, target: Path, heads: dict[str, Path], tmp_path: Path
 ) -> None:
     """The quantised ones with the embedding at 8 bits, which the target's file holds."""
-    more = {"fp16": (), "w8a16": ("--embed", "w8"), "w4a16": ("--embed", "w8", "--block", "16")}[precision]
+    eight = ("--embed", "w8", "--min-agreement", "0.5")
+    more = {"fp16": (), "w8a16": eight, "w4a16": ("--embed", "w8", "--block", "16")}[precision]
     bundle = compiled(target, heads[kind], tmp_path, "--precision", precision, *more)
     bundle.verify()
     built = [graph for graph in bundle.model("draft").graphs if graph.provider == "htp-sim"]
@@ -120,14 +124,18 @@ def test_trees_of_a_head_on_the_emulator_give_its_plain_text(
     assert built[0].file in "".join(shown.stdout.split())
 
 
-def test_a_chip_without_fp16_is_refused_before_anything_is_done(
+def test_a_chip_without_fp16_is_refused_once_and_before_anything_is_done(
     target: Path, heads: dict[str, Path], tmp_path: Path
 ) -> None:
     words = ("export", target, "-o", tmp_path / "b", "--draft", heads["eagle"], "--target", "htp")
     chips = ("--soc", "SM8650", "--soc", "SM7750")
     message, hint = error_of(hexgraft(*words, *chips, "--precision", "w8a16"))
     assert message.startswith("a draft head reads its target in fp16, which SM7750")
-    assert "name a chip with fp16" in hint
+    assert "name only chips with fp16" in hint
+    message, hint = error_of(hexgraft(*words, *chips))
+    assert "--precision fp16 needs fp16 arithmetic" in message
+    assert "a draft head reads its target in fp16, which SM7750" in message
+    assert hint.startswith("use --precision w8a16; leave out --draft")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -181,7 +181,7 @@ def test_a_search_that_finds_too_little_says_how_far_it_came(
             "--keep 'layers.3.down' names no weight of this model",
         ),
         (["--soc", "SM8650", "--precision", "w8a16", "--keep", "fc"], "--keep 'fc' names no weight"),
-        (["--soc", "SM8350", "--precision", "w4a16", "--block", "32"], "--block needs fp16 arithmetic"),
+        (["--soc", "SM8350", "--precision", "w4a16", "--block", "32"], "--block 32 needs fp16 arithmetic"),
         (["--soc", "SM8450"], "cannot share weights between graphs"),
         (["--soc", "SM8650", "--vtcm", "64"], "--vtcm 64 is more than the 8 MB"),
         (["--soc", "SM8650", "--host-widths", "4"], "--host-widths 4 is not among the widths 1, 8"),
