@@ -188,7 +188,7 @@ def test_a_graph_the_runtime_cannot_read_is_refused(path: Path) -> None:
     assert "\n" not in caught.value.message
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_no_manifest_makes_the_reader_crash(whole: Path, data: st.DataObject) -> None:
     """Bytes cut, changed or put in: a manifest is read or refused in words."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pair import make_pair
@@ -61,7 +61,7 @@ def tree_logits(session: Session, prefix: int, tree: TokenTree) -> NDArray[np.fl
 
 
 @given(tree=trees())
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 def test_a_node_has_the_logits_of_its_path_alone(
     session: CpuSession, fixed: CpuSession, tree: TokenTree
 ) -> None:
@@ -79,7 +79,7 @@ def test_a_node_has_the_logits_of_its_path_alone(
 
 
 @given(tree=trees(), data=st.data())
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 def test_changing_a_token_changes_no_bit_outside_its_subtree(
     session: CpuSession, tree: TokenTree, data: st.DataObject
 ) -> None:
@@ -94,7 +94,7 @@ def test_changing_a_token_changes_no_bit_outside_its_subtree(
 
 
 @given(tree=trees(), data=st.data())
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 def test_after_a_graft_the_cache_is_that_of_sequential_decoding(
     session: CpuSession, tree: TokenTree, data: st.DataObject
 ) -> None:

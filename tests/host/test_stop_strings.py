@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pair import make_pair
 
@@ -85,7 +85,6 @@ def byte_tokens(data: bytes) -> list[int]:
     return [FIRST_BYTE + byte for byte in data]
 
 
-@settings(deadline=None)
 @given(tokens=st.lists(st.integers(0, 319), max_size=60))
 def test_streamed_text_is_the_text_of_all_tokens_at_once(codec: TextCodec, tokens: list[int]) -> None:
     stream = codec.stream()
@@ -97,7 +96,6 @@ def test_streamed_text_is_the_text_of_all_tokens_at_once(codec: TextCodec, token
     assert shown + stream.flush() == text
 
 
-@settings(deadline=None)
 @given(text=st.text(max_size=20))
 def test_characters_split_over_tokens_come_whole(codec: TextCodec, text: str) -> None:
     stream = codec.stream()

@@ -217,7 +217,7 @@ def test_damaged_shards_are_named(folder: Path) -> None:
         HfCheckpoint(folder)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.floats(0, 1))
 def test_truncation_anywhere_is_refused(tmp_path_factory: pytest.TempPathFactory, share: float) -> None:
     folder = write_tiny_hf(tmp_path_factory.mktemp("cut"), layers=1)
