@@ -194,7 +194,7 @@ def test_a_phone_that_refuses(connect: Connect) -> None:
     assert "accept the prompt" in str(raised.value.hint)
     device.faults.refuse = False
     device.drop()
-    assert wait_until(lambda: any(e.ready for e in Server().devices()), 20)
+    assert wait_until(lambda: any(e.ready for e in Server().devices()), 60)
 
 
 def test_versions(server: AdbServer, connect: Connect) -> None:

@@ -12,7 +12,7 @@ from phones import Connect, wait_until
 from hexgraft.host.adb.errors import CommandFailed, ConnectionLost
 from hexgraft.host.adb.phone import Phone, open_phone
 from hexgraft.host.adb.server import ServiceRefused
-from hexgraft.host.adb.shell import quote
+from hexgraft.host.adb.shell import ShellStream, quote
 from hexgraft.host.loopback.adb_server import AdbServer
 from hexgraft.host.loopback.device import LoopbackDevice
 from hexgraft.models.errors import CONNECTION_LOST
@@ -50,7 +50,7 @@ def test_large_output_and_standard_input(phone: Phone) -> None:
     for start in range(0, len(data), 1 << 20):
         stream.write(data[start : start + (1 << 20)])
     stream.end_input()
-    reader.join(timeout=30)
+    reader.join(timeout=120)
     stream.close()
     assert bytes(got) == data
     assert stream.code == 9
@@ -61,7 +61,7 @@ def test_words_arrive_as_they_are(phone: Phone) -> None:
     assert phone.run(f"printf %s {quote(NASTY)}").stdout == NASTY
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=200))
 def test_any_word_arrives_as_it_is(phone: Phone, word: str) -> None:
     assert phone.run(f"printf %s {quote(word)} | od -An -tx1 -v").stdout.split() == [
@@ -91,8 +91,17 @@ def test_a_link_that_goes_is_told_from_an_end(phone: Phone, device: LoopbackDevi
     assert wait_until(lambda: device.sandbox.processes() == [])
 
 
-def test_what_was_going_on_is_in_the_message(phone: Phone, device: LoopbackDevice) -> None:
-    threading.Timer(0.3, device.drop).start()
+def test_what_was_going_on_is_in_the_message(
+    phone: Phone, device: LoopbackDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = phone.start
+
+    def start_and_drop(command: str) -> ShellStream:
+        stream = start(command)
+        device.drop()
+        return stream
+
+    monkeypatch.setattr(phone, "start", start_and_drop)
     with pytest.raises(ConnectionLost, match="was lost while baking bread") as raised:
         phone.run("sleep 65", "baking bread")
     assert raised.value.exit_code == CONNECTION_LOST
@@ -131,7 +140,7 @@ def test_a_killed_server_is_started_again(server: AdbServer, connect: Connect) -
     server.run("kill-server")
     server.run("start-server")
     server.connect([device.serial])
-    phone.wait(20)
+    phone.wait(60)
     assert phone.run("echo back").stdout == "back\n"
 
 

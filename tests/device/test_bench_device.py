@@ -42,7 +42,7 @@ def test_a_phone_s_state_is_part_of_the_profile(
         assert state["frequencies"]["cpu7"] == 3302400 // 2
         assert (state["battery"], state["plugged"], state["awake"]) == (82, True, True)
     assert profile["endurance"]["tokens"] == 8
-    assert wait_until(lambda: setting(device) == "0", 5)
+    assert wait_until(lambda: setting(device) == "0")
 
 
 def test_the_words_of_it(hexgraft: Hexgraft, bundle: Bundle, device: LoopbackDevice) -> None:

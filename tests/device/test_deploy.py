@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import random
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from phones import wait_until
 
 from hexgraft.host.adb.errors import CommandFailed, ConnectionLost, NoSpace, TransferFailed
 from hexgraft.host.adb.phone import Phone, open_phone
@@ -48,6 +50,15 @@ def on_phone(device: LoopbackDevice, phone: Phone, folder: Folder) -> dict[str, 
     place = device.sandbox.path(Store(phone).path(folder))
     files = [file for file in place.rglob("*") if file.is_file() and not file.name.startswith(".")]
     return {str(file.relative_to(place)): file.read_bytes() for file in files}
+
+
+def names(device: LoopbackDevice) -> list[str]:
+    """What the phone's processes are called."""
+    found = []
+    for pid in device.sandbox.processes():
+        with suppress(OSError):  # gone meanwhile
+            found.append(Path(f"/proc/{pid}/comm").read_text().strip())
+    return found
 
 
 def ours(folder: Folder) -> dict[str, bytes]:
@@ -167,12 +178,12 @@ def test_an_unfinished_file_of_other_content_is_not_continued(
 def test_a_writer_left_behind_is_ended(phone: Phone, device: LoopbackDevice, folder: Folder) -> None:
     """What the phone had received but not written when the link went must not be appended later."""
     place = Store(phone).path(folder)
-    phone.run(f"mkdir -p {place}; printf x > {place}/weights.bin.part")
+    phone.run(f"mkdir -p {place}; printf x > {place}/weights.bin.part; mkfifo {phone.root}/input")
     phone.run(
         f"cd {place}; setsid sh -c 'echo $$ > weights.bin.part.pid; exec tee -a weights.bin.part' "
-        "< /dev/zero > /dev/null 2>&1 & sleep 0.2"
+        f"<> {phone.root}/input > /dev/null 2>&1 &"
     )
-    assert len(device.sandbox.processes()) == 1
+    assert wait_until(lambda: names(device) == ["tee"])
     Pusher(phone).push(folder)
     assert device.sandbox.processes() == []
     assert on_phone(device, phone, folder) == ours(folder)

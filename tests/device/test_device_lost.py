@@ -92,7 +92,7 @@ def test_a_cache_file_that_is_damaged_is_computed_again(
         return await_phone(*args, **kwargs)
 
     monkeypatch.setattr(recovery, "await_phone", damage)
-    device.link.cut_after(60_000)
+    device.link.cut_after(30_000)
     result = hexgraft(*words, "--backend", "device", "--reconnect", "30")
     assert result.code == 0, result.err
     (recalled,) = re.findall(r"(\d+) of (\d+) tokens come from", result.err)
@@ -107,10 +107,11 @@ def test_too_little_space_for_a_cache_file(
     device.set_space(900_000_000)
     words = ["run", str(bundle.path), "-p", "abc", "--raw", "--max-tokens", "200", "--plain", "--json"]
     whole = hexgraft(*words)
-    device.link.cut_after(60_000)
+    device.link.cut_after(30_000)
     result = hexgraft(*words, "--backend", "device", "--reconnect", "30")
     assert result.code == 0, result.err
     assert "note: the cache is not kept on the phone: SM S928B" in result.err
+    assert "waiting up to 30 s for the phone" in result.err
     assert "come from the phone's cache file" not in result.err
     assert result.json["tokens"] == whole.json["tokens"]
     assert list(caches(device).iterdir()) == []
@@ -120,11 +121,12 @@ def test_what_a_lost_run_leaves_is_cleaned(
     hexgraft: Hexgraft, bundle: Bundle, device: LoopbackDevice, server: AdbServer
 ) -> None:
     hexgraft("push", str(bundle.path))
-    device.link.cut_after(60_000)
+    device.link.cut_after(30_000)
     device.faults.refuse = True
     words = ["run", str(bundle.path), "-p", "abc", "--raw", "--max-tokens", "200", "--plain", "--json"]
     assert hexgraft(*words, "--backend", "device", "--reconnect", "1").code == CONNECTION_LOST
     assert [file.name for file in caches(device).iterdir()] == ["target"]
+    assert wait_until(lambda: device.sandbox.processes() == [], promised())
     device.faults.refuse = False
     server.disconnect(device.serial)
     server.connect([device.serial])

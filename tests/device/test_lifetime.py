@@ -14,7 +14,6 @@ from pathlib import Path
 import msgspec
 import pytest
 from conversation import Replay, golden_frames
-from phones import promised
 
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.runner.connection import RunnerConnection
@@ -30,6 +29,8 @@ from hexgraft.host.runner.wire import (
 )
 from hexgraft.host.session import causal
 
+AT_ONCE = 10.0
+"""Seconds: it takes less than one on a machine at rest, and what keeps a busy runner takes longer on any."""
 HOST = """
 import sys
 from pathlib import Path
@@ -54,8 +55,8 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
-def assert_gone(pid: int, within: float) -> None:
-    end = time.monotonic() + within
+def assert_gone(pid: int) -> None:
+    end = time.monotonic() + AT_ONCE
     while alive(pid):
         assert time.monotonic() < end, f"the runner {pid} outlives its host"
         time.sleep(0.01)
@@ -64,7 +65,7 @@ def assert_gone(pid: int, within: float) -> None:
 @pytest.mark.parametrize("what", ["passes", "busy"])
 @pytest.mark.parametrize("moment", [0.0, 0.07, 0.31])
 def test_no_runner_survives_its_host(binary: Path, bundle: Bundle, what: str, moment: float) -> None:
-    """Busy: thousands of loads in one request keep the runner away from its input for many seconds."""
+    """Busy: thousands of loads in one request keep the runner away from its input for half a minute."""
     command = [sys.executable, "-c", HOST, str(binary), str(bundle.path), what]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as host:
         assert host.stdout is not None
@@ -72,7 +73,7 @@ def test_no_runner_survives_its_host(binary: Path, bundle: Bundle, what: str, mo
         assert alive(pid)
         time.sleep(moment)
         host.kill()
-    assert_gone(pid, within=promised())
+    assert_gone(pid)
 
 
 def start(binary: Path, **popen: object) -> subprocess.Popen[bytes]:
@@ -108,7 +109,7 @@ def test_busy_runner_sees_its_socket_close(binary: Path, bundle: Bundle, whole: 
                 ours.close()
             else:
                 ours.shutdown(socket.SHUT_WR)
-            assert process.wait(timeout=promised()) == 3
+            assert process.wait(timeout=AT_ONCE) == 3
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
@@ -120,7 +121,7 @@ def test_hang_up_ends_it_even_when_told_to_ignore(binary: Path, number: signal.S
         signal.signal(number, before)
     with process:
         process.send_signal(number)
-        assert process.wait(timeout=2) == -number
+        assert process.wait(timeout=60) == -number
 
 
 @pytest.mark.parametrize(("sent", "code"), [(b"", 0), (b"\x05\x00", 1), (b"\x05\x00\x00\x00\x82", 1)])
@@ -129,7 +130,7 @@ def test_end_of_input(binary: Path, sent: bytes, code: int) -> None:
         assert process.stdin is not None
         process.stdin.write(sent)
         process.stdin.close()
-        assert process.wait(timeout=2) == code
+        assert process.wait(timeout=60) == code
 
 
 def test_requests_before_the_end_are_answered(binary: Path) -> None:

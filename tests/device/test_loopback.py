@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
+import random
 import subprocess
 from pathlib import Path
 
@@ -27,7 +27,7 @@ class Adb:
 
     def __call__(self, *words: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(
-            [*self._words, *words], env=self._environment, input=given, capture_output=True, timeout=30
+            [*self._words, *words], env=self._environment, input=given, capture_output=True, timeout=120
         )
 
 
@@ -39,7 +39,7 @@ def adb(server: AdbServer, device: LoopbackDevice) -> Adb:
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     file = tmp_path / "data"
-    file.write_bytes(os.urandom(3_000_000))
+    file.write_bytes(random.Random(4).randbytes(3_000_000))
     return file
 
 
@@ -167,7 +167,7 @@ def test_hang_up_reaches_the_shell_only(adb: Adb, device: LoopbackDevice) -> Non
     hanging = subprocess.Popen(command, env=adb._environment, stdin=subprocess.PIPE)
     assert wait_until(lambda: len(device.sandbox.processes()) == 2)
     device.drop()
-    hanging.wait(timeout=10)
+    hanging.wait(timeout=60)
     assert wait_until(lambda: len(device.sandbox.processes()) == 1)
     (left,) = device.sandbox.processes()
     assert b"sleep" in Path(f"/proc/{left}/cmdline").read_bytes()
@@ -188,7 +188,7 @@ def test_a_reboot_changes_the_boot_and_ends_everything(
     adb("shell", "setsid sleep 63 </dev/null >/dev/null 2>&1 &")
     device.reboot()
     assert device.sandbox.processes() == []
-    assert wait_until(lambda: adb("shell", "true").returncode == 0, 20)
+    assert wait_until(lambda: adb("shell", "true").returncode == 0, 60)
     after = adb("shell", "cat /proc/sys/kernel/random/boot_id").stdout
     assert len(after) == 33
     assert after != before

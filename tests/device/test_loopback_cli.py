@@ -24,7 +24,7 @@ def server(one_server: AdbServer) -> AdbServer:
 def test_loopback_runs_a_command_and_ends(hexgraft: Hexgraft, bundle: Bundle, server: Any) -> None:
     """The way a newcomer meets it: nothing of the user's adb is used, nothing is left."""
     done = command("device", "loopback", "--phone", "s25", "--", "hexgraft", "devices", "--json")
-    out, err = done.communicate(timeout=60)
+    out, err = done.communicate(timeout=300)
     assert done.returncode == 0, err
     (entry,) = json.loads(out)
     assert entry["model"] == "SM S931B"
@@ -36,7 +36,7 @@ def test_loopback_waits_for_ctrl_c(hexgraft: Hexgraft, tmp_path: Path) -> None:
     assert waiting.stdout is not None
     assert waiting.stdout.readline().startswith(b"127.0.0.1:")
     waiting.send_signal(signal.SIGINT)
-    waiting.communicate(timeout=20)
+    waiting.communicate(timeout=120)
     assert waiting.returncode == 0
     assert (tmp_path / "phone" / "properties").is_file()
 

@@ -139,7 +139,7 @@ def converse(command: list[str], place: str, count: int, seed: int) -> int:
         goodbye = ask(msgspec.msgpack.encode({"id": 7, "ops": [{"op": "bye"}]}))
         assert goodbye.error is None
         process.stdin.close()
-        return process.wait(timeout=20)
+        return process.wait(timeout=120)
 
 
 def test_malformed_frames(binary: Path, bundle: Bundle) -> None:

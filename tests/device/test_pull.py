@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import random
 from pathlib import Path
 
 import pytest
@@ -32,7 +32,7 @@ def server(one_server: AdbServer) -> AdbServer:
 def runs(device: LoopbackDevice) -> Path:
     folder = device.sandbox.path("/data/local/tmp/hexgraft/runs")
     folder.mkdir(parents=True)
-    (folder / "a.jsonl").write_bytes(os.urandom(SIZE))
+    (folder / "a.jsonl").write_bytes(random.Random(3).randbytes(SIZE))
     return folder
 
 
@@ -105,7 +105,8 @@ def test_a_byte_flipped_on_the_way(
     def flip(self: Puller, file: RunFile, part: Path) -> None:
         received(self, file, part)
         if flips and flips.pop():
-            part.write_bytes(b"!" + part.read_bytes()[1:])
+            whole = part.read_bytes()
+            part.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
 
     monkeypatch.setattr(Puller, "_receive", flip)
     assert Puller(phone, tmp_path).pull(file).read_bytes() == (runs / "a.jsonl").read_bytes()

@@ -49,7 +49,7 @@ def test_the_record_says_how_it_ended(binary: Path, tmp_path: Path) -> None:
         file = tmp_path / name
         runner = LocalRunner(binary, options=["--record", str(file)])
         end(runner)
-        runner.process.wait(timeout=10)
+        runner.process.wait(timeout=60)
         runner.close()
         last = events(file)[-1]
         assert last["event"] == "end"
