@@ -39,7 +39,8 @@ def tokenizer_from_hf(
         tokenizer = load_tokenizer(tokenizer_json, str(path))
         if notes is not None:
             notes.append(
-                f"left out: {len(beyond)} special tokens of its tokenizer that the model has no row for"
+                f"left out: {len(beyond)} special token{'s' * (len(beyond) > 1)} of its tokenizer that the "
+                "model has no row for"
             )
     require_ids(tokenizer.get_vocab(with_added_tokens=True).values(), vocab, str(path))
     special = _special(settings)

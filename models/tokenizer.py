@@ -62,8 +62,9 @@ def stop_tokens(
 
 def require_ids(ids: Iterable[int], vocab: int, where: str) -> None:
     """Raise CheckpointError if a token id lies outside the model's vocabulary."""
-    for number in ids:
-        if not 0 <= number < vocab:
-            raise CheckpointError(
-                f"{where} has token id {number}, but the model's vocabulary ends at {vocab - 1}"
-            )
+    outside = [number for number in ids if not 0 <= number < vocab]
+    if outside:
+        raise CheckpointError(
+            f"{where} has token id {max(outside)}, but the model's vocabulary ends at {vocab - 1}",
+            "tokenizer and config are of different models: download the checkpoint again, all of its files",
+        )

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from hexgraft.export.head import own_graph
 from hexgraft.export.htp.build import Build, Compiler, build_graphs, choose_mask, compile_variant
 from hexgraft.export.htp.calibrate import LEAST_TOKENS, calibrate
 from hexgraft.export.htp.gate import gate
@@ -32,7 +33,9 @@ from hexgraft.host.htp.qnn import qairt_version, require_qnn
 from hexgraft.host.manifest import GraphEntry
 from hexgraft.host.text import TextCodec
 from hexgraft.models.checkpoint import Checkpoint
+from hexgraft.models.decoder import build_decoder
 from hexgraft.models.errors import ExportError
+from hexgraft.models.graph import Weight
 from hexgraft.models.head_checkpoint import HeadCheckpoint
 
 Say = Callable[[str], None]
@@ -65,6 +68,10 @@ def export_htp(
     htp.check(options.widths, head)
     models = [target] if draft is None or isinstance(draft, HeadCheckpoint) else [target, draft]
     htp.precision.check_names(max(model.config.layers for model in models), head)
+    for variant in variants(htp):
+        variant.precision.check_blocks(_weights(models))
+        if isinstance(draft, HeadCheckpoint):
+            variant.precision.for_head().check_blocks(own_graph(draft).weights)
     with unfinished_folder(output) as folder:
         stages = Stages(folder, lambda name: say(f"{name}: finished by an earlier run"))
         elsewhere = compiler(folder) if compiler else None
@@ -74,6 +81,11 @@ def export_htp(
         (folder / "bundle").rename(output)
         (folder / STATE).unlink()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _weights(models: Sequence[Checkpoint]) -> Iterator[Weight]:
+    for model in models:
+        yield from build_decoder(model.config, "model.weights", name="target").weights
 
 
 class Elsewhere(Compiler, Protocol):

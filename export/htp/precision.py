@@ -5,16 +5,20 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from hexgraft.models.errors import UsageError
+from hexgraft.models.graph import Weight
 
 FLOAT = "fp16"
 FORMATS = (FLOAT, "w8", "w4")
 PRECISIONS = ("fp16", "w8a16", "w4a16")
 W4_BLOCK = 32
 """Default block of 4-bit weights along the summed axis: one scale a channel is not usable at 4 bits."""
+
+_BLOCKS = (512, 256, 128, 64, 32, 16)
+"""Block sizes to propose."""
 
 BITS = {FLOAT: 16, "w8": 8, "w4": 4}
 
@@ -93,6 +97,23 @@ class Precision:
                     f"there are {', '.join(weights[: -len(PROJECTIONS) * layers])} and layers.0 to "
                     f"layers.{layers - 1}, each with {', '.join(PROJECTIONS)}",
                 )
+
+    def check_blocks(self, weights: Iterable[Weight]) -> None:
+        """Raise UsageError, with what fits, if a block does not divide the inputs of a quantised matrix."""
+        if not self.block:
+            return
+        inner = {
+            weight.name: weight.shape[0 if weight.transposed else 1]
+            for weight in weights
+            if len(weight.shape) == 2 and weight.name != "embed" and self.of(weight.name) != FLOAT
+        }
+        odd = next((name for name, count in inner.items() if count % self.block), None)
+        if odd is not None:
+            fit = next((b for b in _BLOCKS if b < self.block and not any(n % b for n in inner.values())), 0)
+            raise UsageError(
+                f"blocks of {self.block} weights do not divide the {inner[odd]} inputs of {odd}",
+                f"use --block {fit}" + ("" if fit else ", one scale a channel"),
+            )
 
     @property
     def fp16_wishes(self) -> list[Refusal]:
