@@ -7,9 +7,12 @@ import fnmatch
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from hexgraft.models.errors import UsageError
-from hexgraft.models.graph import Weight
+
+if TYPE_CHECKING:
+    from hexgraft.models.graph import Weight
 
 FLOAT = "fp16"
 FORMATS = (FLOAT, "w8", "w4")
