@@ -13,9 +13,6 @@ from hexgraft.export.train.work import WAVES
 from hexgraft.host.manifest import ModelEntry
 from hexgraft.models.errors import UsageError
 
-_PROMPT_ROWS = 100
-"""Tokens of a prompt, for sizing."""
-
 
 def check_job(model: ModelEntry, job: Job, work: Path, share: tuple[int, int]) -> None:
     """Raise UsageError where `job` cannot be done for the target `model`: it asks for more than the target
@@ -31,15 +28,16 @@ def check_job(model: ModelEntry, job: Job, work: Path, share: tuple[int, int]) -
         check_rows(job.rows, model.vocab)
     else:
         check_small(model, job.layers)
-    check_written(job.tokens)
-    _check_space(plan, model.hidden, job.waves, work, share)
+    if job.tokens is not None:
+        check_written(job.tokens)
+    waves = share[0] + 1 if job.waves is None else job.waves  # of a job that time ends, the first at least
+    _check_space(plan, model.hidden, waves, work, share)
 
 
 def _check_space(plan: Plan, hidden: int, count: int, work: Path, share: tuple[int, int]) -> None:
     wanted = range(share[0], count, share[1])
     written = sum(number in wanted for number in wave_numbers(work / WAVES))
-    row = 2 * (len(plan.features) + 1) * hidden
-    need = (len(wanted) - written) * plan.texts * (plan.new_tokens + _PROMPT_ROWS) * row
+    need = (len(wanted) - written) * plan.wave_bytes(hidden)
     free = free_bytes(work)
     if need > free:
         raise UsageError(

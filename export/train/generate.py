@@ -23,6 +23,8 @@ from hexgraft.export.train.texts import TextBatch
 from hexgraft.export.train.torch_graph import TorchGraph
 from hexgraft.host.atomic_file import write_whole
 
+_PROMPT_ROWS = 100
+"""Tokens of a prompt, for sizing."""
 _MIN_P = 0.05
 """Sampling leaves out tokens less likely than this part of the likeliest."""
 _SHRINK = 0.8
@@ -44,6 +46,10 @@ class Plan:
     new_tokens: int = 256
     prompt_tokens: int = 320
     extra: tuple[str, ...] = ()
+
+    def wave_bytes(self, hidden: int) -> int:
+        """Bytes of a wave at the most but for long prompts, of a target with states of `hidden` numbers."""
+        return self.texts * (self.new_tokens + _PROMPT_ROWS) * 2 * (len(self.features) + 1) * hidden
 
 
 def wave_path(folder: Path, number: int) -> Path:

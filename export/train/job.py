@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from hexgraft.export.train.dataset import Dataset, coverage, frequent_tokens, read_texts
 from hexgraft.export.train.generate import Plan, generate_wave, wave_path, waves, write_wave
+from hexgraft.export.train.head_file import free_bytes
 from hexgraft.export.train.kinds import Draft, HeadDraft, SmallDraft
 from hexgraft.export.train.report import draft_size
 from hexgraft.export.train.run import TrainingRun
@@ -36,6 +37,8 @@ _HELD_TOKENS = 96
 _PROMPT_TOKENS = 320
 _EXPECTED = 0.6
 """Part of `new_tokens` that an answer has on average, for sizing; measured on SmolLM2."""
+_ROOM = 2
+"""Waves that would still fit on the disk when text ends for want of room: training keeps its state there."""
 _LEAST_TOKENS = 256
 """Fewer tokens than this, written by the target, teach nothing."""
 
@@ -48,11 +51,12 @@ class Job:
     """What to train, on what. `tokens` is about how many the target writes, `rows` the vocabulary of a
     head; a small draft has `layers` and the whole vocabulary.
 
-    With `minutes` the texts get at most half of the time, and training plans for the rest of it.
+    With `minutes` the texts get at most half of the time, and training plans for the rest of it; without
+    `tokens` (None) they get all of that half.
     """
 
     kind: str = "head"
-    tokens: int = 400_000
+    tokens: int | None = 400_000
     rows: int = 12288
     seed: int = 0
     texts: int = 256
@@ -63,8 +67,10 @@ class Job:
     layers: int = 4
 
     @property
-    def waves(self) -> int:
-        """Waves that hold about `tokens`."""
+    def waves(self) -> int | None:
+        """Waves that hold about `tokens`; None where time alone ends them."""
+        if self.tokens is None:
+            return None
         return max(1, round(self.tokens / (self.texts * self.new_tokens * _EXPECTED)))
 
     def plan(self, layers: int, context: int) -> Plan:
@@ -102,17 +108,34 @@ class TrainingJob:
         self._codec = TextCodec(bundle)
 
     def generate(self, shard: int, shards: int, advance: Advance) -> int:
-        """Write this shard's waves that are missing; returns how many waves there are to be in all."""
-        missing = self.work.missing(self.job.waves, shard, shards)
+        """Write this shard's waves that are missing; returns how many waves there are to be in all. Where a
+        training had begun when it was stopped, these are the ones that it was begun on."""
+        begun = self.work.begun(self.job.tokens) if self.job.minutes is not None else None
+        wanted = self.job.waves if begun is None else begun
+        if begun is not None:
+            self.say(f"going on with the {begun} waves of text that training was begun on")
+        longest = 0.0
         for number, asked in enumerate(waves(self.work.plan)):
-            if number >= self.job.waves:
+            if number == wanted:
                 break
-            if number in missing:
-                if number > 0 and self._left() < 30 * (self.job.minutes or 0):
-                    self.say(f"the time for texts is over after {number} of {self.job.waves} waves")
+            if number % shards == shard and not wave_path(self.work.waves, number).is_file():
+                if number > 0 and (reason := self._enough(longest if begun is None else None)):
+                    self.say(f"{reason} after {number}{f' of {wanted}' if wanted else ''} waves")
                     return number
+                before = self._left()
                 write_wave(self.work.waves, number, self._wave(number, asked, self.work.plan, advance))
-        return self.job.waves
+                longest = max(longest, before - self._left()) if self.job.minutes is not None else 0.0
+        return number
+
+    def _enough(self, wave_seconds: float | None) -> str:
+        """Why no more text is written, "" where there is no reason; a wave takes `wave_seconds`, None where
+        time is no reason."""
+        if wave_seconds is not None and self._left() - wave_seconds < 30 * (self.job.minutes or 0):
+            return "the time for texts is over"
+        wave = self.work.plan.wave_bytes(self.bundle.target.hidden)
+        if self.job.tokens is None and free_bytes(self.work.path) < (1 + _ROOM) * wave:
+            return "the disk has no room for more text"
+        return ""
 
     def train(self, output: Path, count: int, workers: Workers, advance: Advance) -> dict[str, Any]:
         """Train on the first `count` waves and write the best head at `output`; returns the report."""
@@ -125,7 +148,9 @@ class TrainingJob:
             self._held()
         workers.wait()
         held = Dataset(self._held(), self.graph, tokens)
-        run = TrainingRun(self._draft(data, tokens), data, held, tokens, self.work, self.graph, job, workers)
+        run = TrainingRun(
+            self._draft(data, tokens), data, held, tokens, self.work, self.graph, job, workers, count
+        )
         report = run.run(output, self._recipe(count), self.say, advance, self._left)
         report["data"] = {
             "waves": count,

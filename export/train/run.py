@@ -43,6 +43,7 @@ class TrainingRun:
         graph: TorchGraph,
         job: Job,
         workers: Workers,
+        waves: int,
     ) -> None:
         self.draft, self.held, self.tokens, self.work, self.workers = draft, held, tokens, work, workers
         rows = torch.from_numpy(tokens).to(graph.device)
@@ -52,6 +53,7 @@ class TrainingRun:
         self.outlooks: list[Outlook] = []
         self.measured: list[int] = []
         """Steps after which the outlooks were taken."""
+        self.text = {"tokens": job.tokens, "waves": waves}
         self.options = {
             **asdict(job.train),
             "kind": job.kind,
@@ -116,6 +118,7 @@ class TrainingRun:
             self.work.save(
                 {
                     "options": self.options,
+                    "text": self.text,
                     "trainer": self.trainer.state(),
                     "outlooks": [asdict(value) for value in self.outlooks],
                     "measured": self.measured,

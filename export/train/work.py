@@ -56,9 +56,10 @@ class Work:
         """Where the waves lie."""
         return self.path / WAVES
 
-    def missing(self, count: int, shard: int, shards: int) -> list[int]:
-        """The numbers of a shard's waves that are not there yet, of `count` in all."""
-        return [n for n in range(shard, count, shards) if not wave_path(self.waves, n).is_file()]
+    def begun(self, tokens: int | None) -> int | None:
+        """How many waves a stopped training was begun on, which was asked for so many tokens."""
+        text = self._state().get("text", {})
+        return text.get("waves") if text.get("tokens", 0) == tokens else None
 
     def files(self, count: int) -> list[Path]:
         """The first `count` waves; UsageError names the first that is missing."""
@@ -88,16 +89,20 @@ class Work:
 
     def load(self, options: dict[str, Any]) -> dict[str, Any] | None:
         """The state kept of a training with the same `options`, if there is any."""
+        state = self._state()
+        return state if state.get("options") == options else None
+
+    def _state(self) -> dict[str, Any]:
         file = self.path / CHECKPOINT
         if not file.is_file():
-            return None
+            return {}
         try:
             state: dict[str, Any] = torch.load(file, weights_only=True)
         except Exception as error:  # torch raises whatever its reader stumbles over
             raise UsageError(
                 f"{file} is damaged", f"rm {quote(str(file))} and start the training again"
             ) from error
-        return state if state.get("options") == options else None
+        return state
 
     def forget(self) -> None:
         """Remove the state of a training that has ended."""

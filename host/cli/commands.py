@@ -11,32 +11,20 @@ from importlib import import_module
 
 import click
 
-COMMANDS = (
-    "bake",
-    "bench",
-    "chat",
-    "clean",
-    "compare",
-    "demo",
-    "device",
-    "devices",
-    "doctor",
-    "export",
-    "fetch",
-    "genie",
-    "hub",
-    "import",
-    "inspect",
-    "lab",
-    "models",
-    "pull-trace",
-    "push",
-    "replay",
-    "run",
-    "train-draft",
-    "tree",
-    "tune",
-)
+SECTIONS = {
+    "Bundles": ("demo", "fetch", "models", "export", "import", "inspect", "train-draft"),
+    "Text": ("run", "chat", "bake"),
+    "Speed": ("tune", "lab", "bench"),
+    "Traces": ("tree", "compare", "replay", "pull-trace"),
+    "Phones and chips": ("device", "devices", "doctor", "push", "clean", "hub", "genie"),
+}
+"""The commands as the help shows them, what comes first at the top."""
+
+COMMANDS = tuple(sorted(name for names in SECTIONS.values() for name in names))
+
+_LONGEST, _GAP = max(map(len, COMMANDS)), 2
+_SENTENCE = 200
+"""Letters of a first sentence at the most."""
 
 _KEYWORDS = {"import": ("import_bundle", "import_command")}
 """Commands whose names Python keeps for itself: their files and attributes."""
@@ -57,6 +45,14 @@ class Commands(click.Group):
             file, attribute = _KEYWORDS.get(cmd_name, (name, name))
             command: click.Command = getattr(import_module(f"hexgraft.host.cli.{file}"), attribute)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Every command with the first sentence of its help, whole."""
+        for title, names in SECTIONS.items():
+            found = {name: self.get_command(ctx, name) for name in names}
+            with formatter.section(title):
+                rows = [(name, c.get_short_help_str(_SENTENCE)) for name, c in found.items() if c is not None]
+                formatter.write_dl(rows, col_spacing=_GAP + _LONGEST - max(map(len, names)))
 
 
 @contextmanager

@@ -76,8 +76,8 @@ def bytes_progress() -> Iterator[Callable[[str, int, int], None]]:
 
 
 @contextmanager
-def token_progress(what: str, total: int) -> Iterator[Advance]:
-    """A progress bar for tokens, gone when it is done."""
+def token_progress(what: str, total: int | None) -> Iterator[Advance]:
+    """A progress bar for tokens, gone when it is done; without an end where `total` is None."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=stderr(), disable=not sys.stderr.isatty(), transient=True) as progress:
         task = progress.add_task(what, total=total)

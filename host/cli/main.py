@@ -34,7 +34,7 @@ def cli() -> None:
     """Export language models to static graphs with tree-mask inputs and decode with token trees.
 
     The same graphs, the same slots, the same tokens: on this machine's CPU, on the Hexagon NPU's emulator
-    and on a phone. Start with `hexgraft demo`.
+    and on a phone. Start with `hexgraft demo`; `hexgraft COMMAND --help` tells what a command takes.
     """
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from hexgraft.export.train.workers import Workers
 
 KINDS = ("head", "small")
+_TOKENS = 400_000
+"""Text to write where neither tokens nor minutes are given."""
 _USED_BY = {"vocab": "head", "unroll": "head", "layers": "small"}
 """The kind of draft that alone has a use for an option."""
 
@@ -32,31 +34,51 @@ _USED_BY = {"vocab": "head", "unroll": "head", "layers": "small"}
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The draft to write.")
 @click.option("--kind", type=click.Choice(KINDS), default="head", show_default=True, help="What to train.")
 @click.option(
-    "--tokens", default=400_000, show_default=True, type=click.IntRange(min=1), help="Text to write."
+    "--tokens",
+    type=click.IntRange(min=1),
+    help="Tokens of text, about. Default: 400000, or with --minutes as many as half of them suffice for.",
 )
 @click.option(
     "--prompts", type=click.Path(path_type=Path), help="Prompts of your own beside ours, one a line."
 )
 @click.option(
-    "--vocab", default=12288, show_default=True, type=click.IntRange(min=16), help="Rows of a head."
+    "--vocab",
+    default=12288,
+    show_default=True,
+    type=click.IntRange(min=16),
+    help="Tokens a head can propose.",
 )
 @click.option(
-    "--layers", default=4, show_default=True, type=click.IntRange(min=1), help="Layers of a small one."
+    "--layers", default=4, show_default=True, type=click.IntRange(min=1), help="Layers of a small draft."
 )
-@click.option("--minutes", type=Finite(min=0.1), help="Time for all of it, at most half for texts.")
+@click.option("--minutes", type=Finite(min=0.1), help="Time for all of it, at most half for text.")
 @click.option(
     "--epochs", default=4, show_default=True, type=click.IntRange(min=1), help="Passes over the text."
 )
 @click.option(
-    "--unroll", default=3, show_default=True, type=click.IntRange(1, 8), help="Steps on its own states."
+    "--unroll",
+    default=3,
+    show_default=True,
+    type=click.IntRange(1, 8),
+    help="Steps a head is trained for on its own states.",
 )
-@click.option("--batch", default=2048, show_default=True, type=click.IntRange(min=64), help="Rows a step.")
+@click.option(
+    "--batch",
+    default=2048,
+    show_default=True,
+    type=click.IntRange(min=64),
+    help="Rows of text a training step reads.",
+)
 @click.option("--seed", default=0, show_default=True, help="Of prompts, sampling and order.")
 @click.option(
-    "--texts", default=256, show_default=True, type=click.IntRange(min=1), help="Texts side by side."
+    "--texts", default=256, show_default=True, type=click.IntRange(min=1), help="Texts written side by side."
 )
 @click.option(
-    "--new-tokens", default=256, show_default=True, type=click.IntRange(min=4), help="Of an answer."
+    "--new-tokens",
+    default=256,
+    show_default=True,
+    type=click.IntRange(min=4),
+    help="Tokens of an answer at the most.",
 )
 @click.option("--work", type=click.Path(path_type=Path), help="Folder for texts. Default: OUTPUT.work")
 @click.option("--shard", help="I/N: only write every N-th part of the text, from the I-th (0, 1, ...) on.")
@@ -72,7 +94,7 @@ def train_draft(target: Path, output: Path, **options: Any) -> None:
 
     \b
     Examples:
-      hexgraft train-draft smollm2 -o smollm2-head --tokens 1000000 --minutes 90
+      hexgraft train-draft smollm2 -o smollm2-head --minutes 90
       hexgraft train-draft big -o head --work /mnt/texts --shard 3/8
       torchrun --nproc-per-node 2 -m hexgraft.host.cli train-draft big -o head --work /mnt/texts
     """
@@ -123,7 +145,7 @@ def _job(options: dict[str, Any]) -> Job:
     return Job(
         kind=options["kind"],
         layers=options["layers"],
-        tokens=options["tokens"],
+        tokens=options["tokens"] or (_TOKENS if options["minutes"] is None else None),
         rows=options["vocab"],
         seed=options["seed"],
         texts=options["texts"],

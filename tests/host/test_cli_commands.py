@@ -9,6 +9,7 @@ from keyword import iskeyword
 
 import click
 import pytest
+from command import hexgraft
 
 from hexgraft.host.cli.commands import COMMANDS
 from hexgraft.host.cli.main import cli
@@ -25,12 +26,20 @@ def test_every_command_is_in_the_file_of_its_name(name: str) -> None:
     assert command.callback.__module__ == f"hexgraft.host.cli.{file}"
 
 
+def test_the_help_tells_each_in_a_whole_sentence() -> None:
+    lines = hexgraft("--help").stdout.split("Bundles:\n")[1].splitlines()
+    rows = [line.split(maxsplit=1) for line in lines if line.startswith("  ") and line[2] != " "]
+    assert sorted(name for name, _ in rows) == list(COMMANDS)
+    assert not [line for line in lines if line.endswith("...")]
+    assert {line[13:15] for line in lines if line.strip() and line.startswith("  ")} == {"  "}
+
+
 def test_unknown_commands_are_none() -> None:
     assert cli.get_command(click.Context(cli), "main") is None
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
 
 
 def test_a_run_loads_nothing_that_only_exports_need() -> None:
