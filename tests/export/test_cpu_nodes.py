@@ -11,6 +11,7 @@ import onnxruntime as ort
 import pytest
 from families import FAMILIES, save_family
 from pair import packed_bundle
+from processor import AVX512
 from tiny import write_tiny_gguf
 
 from hexgraft.export.cpu import graph
@@ -56,7 +57,8 @@ def test_a_family_gives_the_bits_of_the_graph_as_built(
     assert np.isfinite(found).all()
     np.testing.assert_array_equal(found[0], passes(built, 1))
     np.testing.assert_array_equal(found[1], passes(built, 8))
-    np.testing.assert_array_equal(*found)
+    if AVX512:
+        np.testing.assert_array_equal(*found)
 
 
 def nodes(bundle: Bundle, folder: Path) -> int:

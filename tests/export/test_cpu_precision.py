@@ -17,6 +17,7 @@ from command import error_of, hexgraft
 from heads import write_head
 from numpy.typing import NDArray
 from pair import make_pair, packed_bundle
+from processor import needs_avx512
 from tiny import write_tiny_gguf, write_tiny_hf
 
 from hexgraft.export.cpu.graph import PACKED, PackedGraph, pack
@@ -212,7 +213,7 @@ def test_a_rows_logits_hardly_depend_on_the_width(tmp_path: Path, precision: str
         np.testing.assert_allclose(row, alone, rtol=0, atol=3e-6 * float(np.abs(alone).max()))
 
 
-@pytest.mark.parametrize("precision", ["w8a8", "w4a8"])
+@pytest.mark.parametrize("precision", ["w8a8", pytest.param("w4a8", marks=needs_avx512)])
 @pytest.mark.parametrize(
     "sizes", [{}, {"kv_heads": 4}, {"family": "qwen2", "kv_heads": 1, "tied": False}], ids=str
 )
