@@ -77,7 +77,7 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
         while not list((tmp_path / "out").iterdir()):
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        out, errors = process.communicate(timeout=60)
+        out, errors = process.communicate(timeout=300)
     assert process.returncode == 130
     assert out == b""
     assert errors.strip() == b"error: interrupted"

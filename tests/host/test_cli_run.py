@@ -237,7 +237,7 @@ def test_ctrl_c_ends_the_text_and_keeps_it(endless: Path) -> None:
         assert process.stdout is not None
         first = process.stdout.read(1)
         process.send_signal(signal.SIGINT)
-        rest, errors = process.communicate(timeout=60)
+        rest, errors = process.communicate(timeout=300)
     assert process.returncode == 130
     assert first
     assert rest.endswith(b"\n")
@@ -252,7 +252,7 @@ def test_ctrl_c_with_json_gives_what_there_is(endless: Path) -> None:
         assert process.stderr is not None
         process.stderr.readline()  # the first drawn round
         process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=300)
     assert process.returncode == 130
     found = json.loads(out)
     assert found["finish"] == "interrupted"
@@ -266,7 +266,7 @@ def test_a_reader_that_goes_away_ends_the_run_quietly(endless: Path) -> None:
         process.stdout.read(1)
         process.stdout.close()
         errors = process.stderr.read()
-        process.wait(timeout=60)
+        process.wait(timeout=300)
     assert process.returncode == 1
     assert errors == b""
 
@@ -275,7 +275,7 @@ def test_a_reader_that_goes_away_ends_the_run_quietly(endless: Path) -> None:
 def test_an_output_that_takes_nothing_is_said(bundle: Path, extra: tuple[str, ...]) -> None:
     with Path("/dev/full").open("wb") as full:
         process = spawn("run", bundle, "-p", PROMPT, "--max-tokens", "5", *extra, stdout=full)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=300)
     assert process.returncode == 1
     assert errors.decode().splitlines()[-3:] == [
         "error: the system refuses the output: No space left on device",

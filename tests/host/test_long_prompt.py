@@ -69,8 +69,8 @@ def test_reading_a_long_prompt_is_shown_at_a_terminal(bundle: Path, prompt: Path
 
         reader = threading.Thread(target=read)
         reader.start()
-        output, _ = process.communicate(timeout=120)
-        reader.join(timeout=10)
+        output, _ = process.communicate(timeout=600)
+        reader.join(timeout=60)
     os.close(ours)
     assert process.returncode == 0, shown.decode()
     assert b"prefill" in shown

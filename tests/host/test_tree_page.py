@@ -183,7 +183,7 @@ def test_a_browser_draws_the_tree_of_the_round_asked_for(trace: Trace, tmp_path:
     command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"]
     command += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
     command += [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", f"{page.as_uri()}#{chosen.number}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     drawn = Page(done.stdout)
     kinds = [str(attributes["class"]).split()[1] for attributes in drawn.of("node")]
     tree = chosen.tree()

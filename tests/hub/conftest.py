@@ -23,7 +23,7 @@ if importlib.util.find_spec("qai_hub") and importlib.util.find_spec("onnxruntime
 else:
     collect_ignore_glob = ["test_*.py"]
 
-FAST = Pace((0.02, 0.05), (0.01, 0.01), 120.0)
+FAST = Pace((0.02, 0.05), (0.01, 0.01), 1200.0)
 
 
 class Elsewhere(Exception):

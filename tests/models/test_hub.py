@@ -117,6 +117,8 @@ def opened(hub: Hub, tmp_path: Path, name: str, code: str = CODE, **environment:
         "HF_ENDPOINT": f"http://127.0.0.1:{hub.server.server_port}",
         "HF_HOME": str(tmp_path / "cache"),
         "HF_HUB_DISABLE_XET": "1",
+        "NO_PROXY": "127.0.0.1",
+        "no_proxy": "127.0.0.1",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         **environment,
     }

@@ -14,6 +14,7 @@ from hexgraft.export.train.norm import Norm  # noqa: E402
 
 
 def test_bfloat16_comes_out_as_float32_normed_in_float32() -> None:
+    torch.manual_seed(0)
     norm = Norm(16, eps=1e-5)
     x = (40 * torch.randn(5, 16)).bfloat16()
     with torch.autocast("cpu", torch.bfloat16):
