@@ -131,16 +131,17 @@ def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
 
 
 def _named_stops(folder: Path, config: dict[str, Any]) -> list[int]:
+    """The stop tokens of generation_config.json, or else of config.json."""
     generation = folder / "generation_config.json"
-    for path, values in ((generation, _optional(generation)), (folder / "config.json", config)):
-        value = values.get("eos_token_id")
-        if value is None:
-            continue
-        stops = value if isinstance(value, list) else [value]
-        if not all(isinstance(stop, int) and not isinstance(stop, bool) for stop in stops):
-            raise CheckpointError(f"{path}: eos_token_id is neither a token id nor a list of them")
-        return list(stops)
-    return []
+    return _stops_in(generation, _optional(generation)) or _stops_in(folder / "config.json", config)
+
+
+def _stops_in(path: Path, values: dict[str, Any]) -> list[int]:
+    value = values.get("eos_token_id")
+    stops = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(stop, int) and not isinstance(stop, bool) for stop in stops):
+        raise CheckpointError(f"{path}: eos_token_id is neither a token id nor a list of them")
+    return list(stops)
 
 
 def _disagreements(
@@ -150,8 +151,8 @@ def _disagreements(
     found = []
     generation = _optional(folder / "generation_config.json")
     own = config.get("eos_token_id")
-    listed = own if isinstance(own, list) else [own]
-    if own is not None and generation.get("eos_token_id") is not None and not set(listed) <= set(stops):
+    listed = _stops_in(folder / "config.json", config)
+    if generation.get("eos_token_id") is not None and not set(listed) <= set(stops):
         found.append(f"config.json stops at {own}, generation_config.json at {stops}: taken are {stops}")
     eos = tokenizer.token_to_id(special["eos_token"]) if "eos_token" in special else None
     if eos is not None and eos not in stops:

@@ -106,6 +106,23 @@ def test_any_value_of_gguf_metadata(folder: Path, tmp_path: Path) -> None:
     assert refused > 200
 
 
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json", "tokenizer_config.json"])
+def test_any_value_of_what_is_said_of_tokens(file: str, tmp_path: Path) -> None:
+    """The three files name the same things: each is read, whichever of them is taken."""
+    folder = save_family(tmp_path / "m", "qwen2")
+    (folder / "generation_config.json").write_text('{"eos_token_id": 0}')
+    values = json.loads((folder / file).read_text())
+    refused = 0
+    for key in ("eos_token_id", "bos_token_id", "eos_token", "bos_token", "chat_template", "add_bos_token"):
+        for value in [*HOSTILE, [{"name": "default", "template": 3}]]:
+            (folder / file).write_text(json.dumps({**values, key: value}))
+            try:
+                open_checkpoint(folder)
+            except CheckpointError:
+                refused += 1
+    assert refused >= 5
+
+
 @pytest.mark.parametrize("name", ["phi3", "gemma3"])
 def test_wrong_shapes_of_fused_and_extra_tensors(name: str, tmp_path: Path) -> None:
     from safetensors.numpy import load_file, save_file
