@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from shlex import quote
 
-from hexgraft.models.errors import HexgraftError
+from hexgraft.models.errors import HexgraftError, UsageError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What a write fails with when there is no space left, or no more is allowed."""
@@ -21,6 +21,18 @@ def check_free(path: Path) -> None:
     if path.exists() or path.is_symlink():
         name = quote(str(path))
         raise HexgraftError(f"{path} exists already", f"choose another name, or remove it: rm {name}")
+
+
+def check_replaced(path: Path, start: bytes, kind: str, option: str) -> None:
+    """Raises UsageError if a file stands at `path` that does not begin with `start`, as every `kind` does:
+    what `option` names may replace an older one, and nothing else. OSError if it cannot be read."""
+    if not path.is_file() or not path.stat().st_size:
+        return
+    with path.open("rb") as stream:
+        if stream.read(len(start)) != start:
+            raise UsageError(
+                f"{path} exists already and is no {kind}", f"choose another name for {option}, or remove it"
+            )
 
 
 def write_whole(path: Path, data: bytes, *, replace: bool = False) -> None:

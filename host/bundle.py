@@ -62,7 +62,8 @@ class Bundle:
         for graph in self.model(role).graphs:
             if graph.provider == provider:
                 return graph
-        raise BundleError(f"{self.path} has no {provider} graph of the {role} model", EXPORT_HINT)
+        hint = "export it with `--target htp --soc SOC`" if provider != "cpu" else EXPORT_HINT
+        raise BundleError(f"{self.path} has no {provider} graph of the {role} model", hint)
 
     def verify(self, progress: Callable[[int], None] | None = None) -> None:
         """Check size and sha256 of every file, and that the tokenizer has the vocabulary the manifest says;
@@ -98,7 +99,7 @@ def open_bundle(path: Path) -> Bundle:
     manifest_path = path / MANIFEST
     if not path.is_dir() or not manifest_path.is_file():
         hint = "give the folder that `hexgraft export` wrote"
-        if path.is_file():
+        if path.suffix.lower() == ".gguf" and path.is_file():
             hint = f"export it first: `hexgraft export {path.name} -o BUNDLE`"
         raise BundleError(f"no bundle at {path}", hint)
     if manifest_path.stat().st_size > _MANIFEST_LIMIT:

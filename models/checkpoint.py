@@ -70,7 +70,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         try:
             return HfCheckpoint(path)
         except CheckpointError as error:
-            raise (_head_error(path) or error) from None
+            raise (_other_error(path) or error) from None
     if path.is_file():
         return GgufCheckpoint(path)
     if is_hub_id(path):
@@ -84,10 +84,13 @@ def open_checkpoint(path: Path) -> Checkpoint:
     )
 
 
-def _head_error(path: Path) -> CheckpointError | None:
-    """What to say of a folder that is no model because it is a draft head."""
+def _other_error(path: Path) -> CheckpointError | None:
+    """What to say of a folder that is no model because it is a bundle or a draft head."""
     from hexgraft.models.head_checkpoint import is_head
 
+    if (path / "bundle.json").is_file():
+        hint = f"give what it was made of, see `hexgraft inspect {path}`"
+        return CheckpointError(f"{path} is a bundle, not a checkpoint", hint)
     try:
         head = is_head(path)
     except CheckpointError:

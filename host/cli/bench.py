@@ -30,6 +30,7 @@ from hexgraft.host.measure.profile import (
     LatencyProfile,
     ModelTimes,
     Spread,
+    check_output,
     encode_profile,
     write_profile,
 )
@@ -92,10 +93,8 @@ def bench(bundle: Path, **options: Any) -> None:
     if options["plot"] is not None:
         check_plot(options["plot"])
     output: Path | None = options["output"]
-    if output is not None and not output.resolve().parent.is_dir():
-        raise UsageError(f"the folder of -o {output} does not exist", f"mkdir -p {output.parent}")
-    if output is not None and output.is_dir():
-        raise UsageError(f"-o {output} is a folder", f"example: -o {output / 'profile.json'}")
+    if output is not None:
+        check_output(output)
     fills = take_fills(options["fills"])
     tokens = options["max_tokens"] or (_TOKENS_ON_A_PHONE if options["backend"] == "device" else _TOKENS)
     opened = open_checked(bundle, options["no_verify"])

@@ -23,8 +23,8 @@ from hexgraft.host.hub.desk import Desk
 from hexgraft.host.hub.graphs import HostedBuild, HostedModels, check_device, hosted_build, run_graph
 from hexgraft.host.hub.profile import GraphTimes, latency_profile, profile_model
 from hexgraft.host.hub.service import HostedDevice, open_service
-from hexgraft.host.measure.profile import encode_profile, write_profile
-from hexgraft.models.errors import FAILED, UsageError
+from hexgraft.host.measure.profile import check_output, encode_profile, write_profile
+from hexgraft.models.errors import FAILED
 
 Command = Callable[..., Any]
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -147,8 +147,8 @@ def profile(
 
     The profile is what `hexgraft bench` writes on a phone of one's own, and `hexgraft tune` reads it.
     """
-    if output is not None and not output.resolve().parent.is_dir():
-        raise UsageError(f"the folder of -o {output} does not exist", f"mkdir -p {output.parent}")
+    if output is not None:
+        check_output(output)
     opened = open_checked(bundle, no_verify)
     with _bench(opened, name, soc, precision) as bench:
         times: list[GraphTimes] = []

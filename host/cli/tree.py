@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from hexgraft.host.atomic_file import write_whole
+from hexgraft.host.atomic_file import check_replaced, write_whole
 from hexgraft.host.cli.console import say, stdout
 from hexgraft.host.cli.tree_view import draw_round
 from hexgraft.host.traces.trace import Trace
@@ -41,6 +41,7 @@ def tree(trace: Path, number: int | None, html: Path | None) -> int:
     if html is not None:
         if html.exists() and html.samefile(trace):
             raise UsageError(f"--html {html} is the trace itself", "choose another name for the page")
+        check_replaced(html, b"<!doctype html>", "page", "--html")
         write_whole(html, render_page(opened).encode(), replace=True)
         say(f"wrote {html}")
         return 0

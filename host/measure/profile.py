@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Literal
 
 import msgspec
 
-from hexgraft.host.atomic_file import write_whole
-from hexgraft.models.errors import HexgraftError
+from hexgraft.host.atomic_file import check_replaced, write_whole
+from hexgraft.models.errors import HexgraftError, UsageError
 
 FORMAT = 1
 """Readers accept exactly this version; there is no compatibility code."""
@@ -217,6 +218,15 @@ def read_profile(path: Path) -> LatencyProfile:
             f"cannot read {path}: {error.strerror}", "hexgraft bench BUNDLE -o FILE writes a profile"
         ) from error
     return parse_profile(raw, str(path))
+
+
+def check_output(path: Path) -> None:
+    """Raises UsageError, before anything is measured, where no profile can be written for -o."""
+    if not path.resolve().parent.is_dir():
+        raise UsageError(f"the folder of -o {path} does not exist", f"mkdir -p {quote(str(path.parent))}")
+    if path.is_dir():
+        raise UsageError(f"-o {path} is a folder", f"example: -o {path / 'profile.json'}")
+    check_replaced(path, b'{\n "format":', "profile", "-o")
 
 
 def write_profile(profile: LatencyProfile, path: Path) -> None:

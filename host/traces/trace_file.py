@@ -12,10 +12,12 @@ from typing import Self
 
 import msgspec
 
+from hexgraft.host.atomic_file import check_replaced
 from hexgraft.host.traces.trace import FORMAT, End, Header, Record, Trace, TraceError, TraceRound, tokens_hash
 from hexgraft.models.errors import HexgraftError, UsageError
 
 HINT = "record it again: `hexgraft run BUNDLE -p PROMPT --trace FILE`"
+_START = b'{"record":"header"'
 _DECODER = msgspec.json.Decoder(Header | TraceRound | End)
 
 
@@ -27,10 +29,7 @@ class TraceWriter:
 
     def __init__(self, path: Path) -> None:
         try:
-            if path.is_file() and path.stat().st_size and not _is_trace(path):
-                raise UsageError(
-                    f"{path} exists already and is no trace", "choose another name for --trace, or remove it"
-                )
+            check_replaced(path, _START, "trace", "--trace")
             self._file = path.open("wb")
         except OSError as error:
             folder = quote(str(path.parent))
@@ -58,19 +57,15 @@ class _Version(msgspec.Struct):
     format: int | None = None
 
 
-def _is_trace(path: Path) -> bool:
-    """Whether a file begins as every trace does."""
-    start = b'{"record":"header"'
-    with path.open("rb") as stream:
-        return stream.read(len(start)) == start
-
-
 def read_trace(path: Path) -> Trace:
     """A trace from a file; one whose last lines are missing is read as far as it goes and has no `end`."""
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
-        raise TraceError(f"cannot read the trace {path}: {error.strerror}", HINT) from error
+        hint = "give the file that `hexgraft run --trace FILE` wrote; a bundle comes after it"
+        raise TraceError(
+            f"cannot read the trace {path}: {error.strerror}", hint if path.is_dir() else HINT
+        ) from error
     # What follows the last line end was being written when the run was cut off.
     whole = lines[:-1]
     trace = Trace(_header(whole[0] if whole else b"", path))

@@ -8,6 +8,7 @@ import resource
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 
 import pytest
 from command import error_of, hexgraft
@@ -129,7 +130,7 @@ def test_output_that_exists(bundle: Path, folder: Path) -> None:
     result = hexgraft("export", folder / "target-checkpoint", "-o", bundle, *EXPORT)
     message, hint = error_of(result)
     assert message == f"{bundle} exists already"
-    assert hint == f"choose another name, or remove it: rm -r {bundle}"
+    assert hint == f"choose another name, or remove it: rm -r {quote(str(bundle))}"
     assert result.exit_code == 1
     assert open_bundle(bundle).digest == before
 
@@ -143,7 +144,7 @@ def test_full_disk(output: Path, folder: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     message, hint = error_of(result)
     assert message == f"no space left for the bundle in {output.parent}"
-    assert hint.startswith(f"see `df -h {output.parent}`")
+    assert hint.startswith(f"see `df -h {quote(str(output.parent))}`")
     assert result.exit_code == 1
 
 
@@ -271,6 +272,33 @@ def test_checkpoint_where_a_bundle_is_wanted(tmp_path: Path) -> None:
     message, hint = error_of(hexgraft("run", file, "-p", "hi"))
     assert message == f"no bundle at {file}"
     assert "`hexgraft export tiny.gguf -o BUNDLE`" in hint
+    other = tmp_path / "letter.txt"
+    other.write_text("Dear neighbour")
+    _, hint = error_of(hexgraft("run", other, "-p", "hi"))
+    assert hint == "give the folder that `hexgraft export` wrote"
+
+
+def test_bundle_where_a_checkpoint_is_wanted(output: Path, folder: Path) -> None:
+    message, hint = error_of(hexgraft("export", folder / "bundle", "-o", output))
+    assert message == f"{folder / 'bundle'} is a bundle, not a checkpoint"
+    assert hint == f"give what it was made of, see `hexgraft inspect {folder / 'bundle'}`"
+
+
+def test_bundle_where_a_trace_is_wanted(folder: Path) -> None:
+    message, hint = error_of(hexgraft("replay", folder / "bundle", "letter.jsonl"))
+    assert message == f"cannot read the trace {folder / 'bundle'}: Is a directory"
+    assert hint.endswith("a bundle comes after it")
+
+
+@pytest.mark.parametrize("option", ["--trace", "-o"])
+def test_files_of_others_are_not_written_over(folder: Path, tmp_path: Path, option: str) -> None:
+    letter = tmp_path / "letter.txt"
+    letter.write_text("Dear neighbour")
+    words = ("run", folder / "bundle", "-p", "a") if option == "--trace" else ("bench", folder / "bundle")
+    message, hint = error_of(hexgraft(*words, option, letter))
+    assert message == f"{letter} exists already and is no {'trace' if option == '--trace' else 'profile'}"
+    assert hint == f"choose another name for {option}, or remove it"
+    assert letter.read_text() == "Dear neighbour"
 
 
 # ------------------------------------------------------------------ prompts and options

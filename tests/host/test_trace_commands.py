@@ -127,6 +127,12 @@ def test_tree_writes_a_page(traces: dict[str, Path], tmp_path: Path) -> None:
     assert missing.error.message == f"the folder {tmp_path / 'no'} does not exist"
     assert Outcome("tree", traces["levels"], "--html", page).code == 0, "a page is written anew"
     before = traces["levels"].read_bytes()
+    letter = tmp_path / "letter.txt"
+    letter.write_text("Dear neighbour")
+    other = Outcome("tree", traces["levels"], "--html", letter)
+    assert other.error is not None
+    assert other.error.message == f"{letter} exists already and is no page"
+    assert letter.read_text() == "Dear neighbour"
     itself = Outcome("tree", traces["levels"], "--html", traces["levels"])
     assert itself.error is not None
     assert itself.error.message.endswith("is the trace itself")
