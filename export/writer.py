@@ -90,7 +90,7 @@ def export_bundle(
 
     Raises ExportError when the draft does not fit the target, or the disk the bundle.
     """
-    _check(target, options)
+    check_context(target, options.context)
     if isinstance(draft, HeadCheckpoint):
         options = replace(options, features=draft.config.features)
     elif draft is not None:
@@ -125,10 +125,11 @@ def export_bundle(
         write_manifest(manifest, folder)
 
 
-def _check(target: Checkpoint, options: ExportOptions) -> None:
-    if options.context > target.config.context:
+def check_context(target: Checkpoint, context: int) -> None:
+    """Raise ExportError if a model is not right for so many positions."""
+    if context > target.config.context:
         raise ExportError(
-            f"--context {options.context} is more than the {target.config.context} positions "
+            f"--context {context} is more than the {target.config.context} positions "
             f"{target.name} is right for",
             _context_hint(target.config),
         )

@@ -24,6 +24,7 @@ from hexgraft.export.writer import (
     ExportOptions,
     Report,
     Step,
+    check_context,
     export_bundle,
     hash_files,
     write_manifest,
@@ -66,6 +67,7 @@ def export_htp(
         require_qnn("--target htp" if compiler is None else "the parity gate")
     head = isinstance(draft, HeadCheckpoint)
     htp.check(options.widths, head)
+    check_context(target, options.context)
     models = [target] if draft is None or isinstance(draft, HeadCheckpoint) else [target, draft]
     htp.precision.check_names(max(model.config.layers for model in models), head)
     for variant in variants(htp):

@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,7 +80,8 @@ def _digest(key: Any) -> str:
 
 @contextmanager
 def unfinished_folder(output: Path) -> Iterator[Path]:
-    """The folder an export to `output` works in, kept between runs; only one process may use it at a time."""
+    """The folder an export to `output` works in, kept between runs if something was finished in it; only one
+    process may use it at a time."""
     parent = output.resolve().parent
     if output.exists() or output.is_symlink():
         raise ExportError(
@@ -96,4 +98,9 @@ def unfinished_folder(output: Path) -> Iterator[Path]:
             raise ExportError(
                 f"another export to {output} is running", "wait for it, or choose another name"
             ) from None
-        yield folder
+        try:
+            yield folder
+        except BaseException:
+            if not (folder / STATE).exists():  # nothing that the next run could go on from
+                shutil.rmtree(folder, ignore_errors=True)
+            raise

@@ -10,7 +10,7 @@ import click
 from rich.table import Table
 
 from hexgraft.export.sizes import Sizes, estimate, estimate_head
-from hexgraft.export.writer import DEFAULT_CONTEXT
+from hexgraft.export.writer import DEFAULT_CONTEXT, check_context
 from hexgraft.host.cli.console import print_json, say, stdout
 from hexgraft.models.checkpoint import Checkpoint, open_checkpoint
 from hexgraft.models.errors import UsageError
@@ -50,7 +50,8 @@ def models(checkpoint: Path | None, draft: Path | None, context: int | None, as_
             head = opened
         else:
             found["draft"] = fit_draft(target, opened)
-    slots = context or min(DEFAULT_CONTEXT, *(one.config.context for one in found.values()))
+    slots = context or min(DEFAULT_CONTEXT, target.config.context)
+    check_context(target, slots)
     sizes = {role: estimate(one.config, min(slots, one.config.context)) for role, one in found.items()}
     if head is not None:
         sizes["draft"] = estimate_head(head, sizes["target"])
@@ -125,7 +126,7 @@ def _show_head(head: HeadCheckpoint, sizes: Sizes) -> None:
     c, out = head.config, stdout()
     out.print(f"[bold]draft: {head.name}[/bold]  {head.source_format}")
     out.print(
-        f"{sizes.parameters / 1e6:,.1f} M weights of its own, proposes {c.rows} of {c.layer.vocab} "
+        f"{_millions(sizes.parameters)} weights of its own, proposes {c.rows} of {c.layer.vocab} "
         f"tokens, reads the target after the layers {', '.join(map(str, c.features))}"
     )
     out.print(
@@ -140,7 +141,7 @@ def _show(role: str, one: Checkpoint, sizes: Sizes) -> None:
     window = f", window {c.window}" if c.window is not None else ""
     out.print(f"[bold]{role}: {one.name}[/bold]  {c.family}, {one.source_format}")
     out.print(
-        f"{sizes.parameters / 1e6:,.0f} M weights, {c.layers} layers, {c.heads}/{c.kv_heads} heads of "
+        f"{_millions(sizes.parameters)} weights, {c.layers} layers, {c.heads}/{c.kv_heads} heads of "
         f"{c.head_dim}, {c.vocab} tokens{window}"
     )
     out.print(
@@ -158,4 +159,8 @@ def _estimates(sizes: Sizes, memory: str) -> Table:
 
 
 def _megabytes(count: int) -> str:
-    return f"{count / 1e6:,.0f} MB"
+    return f"{_millions(count)}B"
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e6:,.{0 if count >= 10e6 else 1}f} M"

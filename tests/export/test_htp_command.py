@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 from htp_build import needs_qnn, short_text
 from pair import make_pair, write_pair
+from tiny import write_tiny_hf
 
 from hexgraft.export.htp.parity import THRESHOLDS, Threshold
 from hexgraft.export.writer import ExportOptions
@@ -196,6 +197,18 @@ def test_what_cannot_be_is_refused_before_anything_is_done(
     error = error_of(export(folder / "target-checkpoint", tmp_path / "out", *arguments))
     assert words in error.message
     assert list(tmp_path.iterdir()) == []
+
+
+@needs_qnn
+def test_an_export_that_finishes_nothing_leaves_nothing(folder: Path, bundle: Bundle, tmp_path: Path) -> None:
+    arguments = ["--soc", "SM8650", "--context", "99999"]
+    error = error_of(export(folder / "target-checkpoint", tmp_path / "out", *arguments))
+    assert error.message.startswith("--context 99999 is more than")
+    other = write_tiny_hf(tmp_path / "draft", vocab=270)
+    arguments = ["--soc", "SM8650", "--draft", str(other)]
+    error = error_of(export(folder / "target-checkpoint", tmp_path / "out", *arguments))
+    assert "the draft has another vocabulary" in error.message
+    assert list(tmp_path.iterdir()) == [other]
 
 
 @needs_qnn

@@ -84,3 +84,20 @@ def test_a_draft_that_does_not_fit(tmp_path: Path) -> None:
     result = hexgraft("models", target, "--draft", write_tiny_hf(tmp_path / "draft", vocab=270))
     assert error_of(result)[0].startswith("the draft has another vocabulary: it lacks 50 of")
     assert hexgraft("models", "--draft", target).exit_code == 2
+
+
+def test_a_context_is_that_of_an_export(tmp_path: Path) -> None:
+    """Too much is refused as an export refuses it, and a shorter draft does not shorten the target's."""
+    target = write_tiny_hf(tmp_path / "target", context=512)
+    draft = write_tiny_hf(tmp_path / "draft", context=128)
+    options = ("--context", "513")
+    refused = error_of(hexgraft("models", target, *options))
+    assert refused[0] == "--context 513 is more than the 512 positions target is right for"
+    assert refused == error_of(hexgraft("export", target, "-o", tmp_path / "b", *options))
+    htp = ("--target", "htp", "--soc", "SM8650")
+    assert refused == error_of(hexgraft("export", target, "-o", tmp_path / "b", *options, *htp))
+    facts = json.loads(hexgraft("models", target, "--draft", draft, "--json").stdout)
+    assert [facts[role]["context"] for role in ("target", "draft")] == [512, 128]
+    assert hexgraft("export", target, "-o", tmp_path / "b", "--draft", draft).exit_code == 0
+    bundle = open_bundle(tmp_path / "b")
+    assert [bundle.model(role).context for role in ("target", "draft")] == [512, 128]
