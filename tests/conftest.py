@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # One run is like the next one; with HEXGRAFT_SEARCH=1 every run tries other examples.
@@ -20,3 +22,15 @@ def pytest_configure() -> None:
     # A shell ignores Ctrl-C for what it starts in the background, and so would the commands that tests start.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # What is said is as wide and as plain as in a file, whatever terminal the tests are started from.
+    os.environ["COLUMNS"] = "80"
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        os.environ.pop(name, None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What the user of this machine had tuned is nothing to the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HEXGRAFT_STATE", str(tmp_path_factory.getbasetemp() / "state"))
+        yield

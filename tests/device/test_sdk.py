@@ -7,6 +7,7 @@ import json
 import tarfile
 import zipfile
 from pathlib import Path
+from shlex import quote
 
 import pytest
 from click.testing import CliRunner
@@ -135,7 +136,8 @@ def test_npm_is_the_default(aar: Path, tmp_path: Path, monkeypatch: pytest.Monke
     with tarfile.open(tmp_path / "package.tgz", "w:gz") as archive:
         archive.add(aar, "package/Plugins/Android/onnxruntime.aar")
         archive.add(tmp_path / "LICENSE", "package/LICENSE")
-    script = f'echo "$@" > {tmp_path}/asked; cp {tmp_path}/package.tgz "$4/p.tgz"'
+    asked, package = (quote(str(tmp_path / name)) for name in ("asked", "package.tgz"))
+    script = f'echo "$@" > {asked}; cp {package} "$4/p.tgz"'
     fake_command(tmp_path / "bin", "npm", script, monkeypatch)
     summary = gather("linux-x86_64", Sources(), tmp_path / "sdk")
     assert NPM_PACKAGE in (tmp_path / "asked").read_text()
@@ -150,7 +152,7 @@ def test_npm_is_the_default(aar: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_maven_coordinates(aar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = 'for word; do case "$word" in -DoutputDirectory=*) mkdir -p "${word#*=}"; '
-    script += f'cp {aar} "${{word#*=}}/thing-1.0.aar";; esac; done'
+    script += f'cp {quote(str(aar))} "${{word#*=}}/thing-1.0.aar";; esac; done'
     fake_command(tmp_path / "bin", "mvn", script, monkeypatch)
     summary = gather("android-arm64", Sources(maven=("org.example:thing:1.0",)), tmp_path / "sdk")
     assert summary.files["lib/libonnxruntime.so"].source == "thing-1.0.aar"

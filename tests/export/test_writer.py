@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 
 import pytest
 from tiny import write_tiny_hf
@@ -62,7 +63,7 @@ def test_what_stands_at_the_name_is_kept(checkpoint: Path, tmp_path: Path, kind:
         path.symlink_to(tmp_path if kind == "link" else tmp_path / "nowhere")
     with pytest.raises(ExportError, match="exists already") as caught:
         export(checkpoint, path)
-    assert caught.value.hint == f"choose another name, or remove it: rm -r {path}"
+    assert caught.value.hint == f"choose another name, or remove it: rm -r {quote(str(path))}"
     assert [file.name for file in tmp_path.iterdir()] == ["bundle"]
 
 
@@ -80,14 +81,14 @@ def test_the_quicker_of_two_exports_stays(checkpoint: Path, tmp_path: Path, kind
 
     with pytest.raises(ExportError, match="exists already") as caught:
         export_bundle(open_checkpoint(checkpoint), path, options=OPTIONS, report=report)
-    assert caught.value.hint == f"choose another name, or remove it: rm -r '{path}'"
+    assert caught.value.hint == f"choose another name, or remove it: rm -r {quote(str(path))}"
     assert [file.name for file in tmp_path.iterdir()] == ["my bundle"]
 
 
 def test_a_missing_parent_is_named(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="does not exist") as caught:
         export(checkpoint, tmp_path / "no" / "where")
-    assert caught.value.hint == f"mkdir -p {tmp_path / 'no'}"
+    assert caught.value.hint == f"mkdir -p {quote(str(tmp_path / 'no'))}"
     assert list(tmp_path.iterdir()) == []
 
 

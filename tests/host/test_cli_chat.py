@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 
 import pytest
 from command import error_of, hexgraft, spawn
@@ -169,7 +170,7 @@ def test_save_does_not_overwrite_what_it_did_not_write(bundle: Path, tmp_path: P
     result = hexgraft("chat", bundle, input=f"/save {saved}\n/save {saved}\n/save {mine}\n")
     message, hint = error_of(result)
     assert message == f"{mine} exists already"
-    assert hint.endswith(f"rm {mine}")
+    assert hint.endswith(f"rm {quote(str(mine))}")
     assert mine.read_text() == "mine"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["mine", "saved.json"]
 

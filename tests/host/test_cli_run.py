@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import pytest
@@ -195,13 +196,13 @@ def test_a_baked_prefix_changes_nothing_but_the_prefill(bundle: Path, tmp_path: 
         assert failed.exit_code == 1
     message, hint = error_of(hexgraft("bake", bundle, "--system-file", tmp_path / "system.txt", "-o", prefix))
     assert message == f"{prefix} exists already"
-    assert hint.endswith(f"rm {prefix}")
+    assert hint.endswith(f"rm {quote(str(prefix))}")
     nowhere = tmp_path / "my prefixes" / "prefix"
     message, hint = error_of(
         hexgraft("bake", "no bundle", "--system-file", tmp_path / "system.txt", "-o", nowhere)
     )
     assert message == f"the folder {nowhere.parent} does not exist", "said before anything is computed"
-    assert hint == f"mkdir -p '{nowhere.parent}'"
+    assert hint == f"mkdir -p {quote(str(nowhere.parent))}"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["prefix.safetensors", "system.txt"]
 
 
