@@ -113,14 +113,8 @@ class Decoder:
         self.stats = Stats()
         self._history = History()
 
-    def begin(
-        self, prompt: Sequence[int], progress: Callable[[int], None] | None = None, *, reuse: bool = False
-    ) -> None:
-        """Prefill all of the prompt but its last token, which is the first root.
-
-        `reuse` keeps what the cache already holds of the prompt's beginning: the next turn of a conversation
-        pays for its new tokens only. `progress` is told the tokens prefilled, as they are.
-        """
+    def check(self, prompt: Sequence[int]) -> None:
+        """Raise DecodeError for a prompt that `begin` cannot take."""
         capacity = self.session.spec.capacity
         if not prompt:
             raise DecodeError("the prompt is empty", "give at least one token of text")
@@ -129,6 +123,16 @@ class Decoder:
                 f"the prompt has {len(prompt)} tokens, the context holds {capacity}",
                 "shorten the prompt, or export with a larger --context",
             )
+
+    def begin(
+        self, prompt: Sequence[int], progress: Callable[[int], None] | None = None, *, reuse: bool = False
+    ) -> None:
+        """Prefill all of the prompt but its last token, which is the first root.
+
+        `reuse` keeps what the cache already holds of the prompt's beginning: the next turn of a conversation
+        pays for its new tokens only. `progress` is told the tokens prefilled, as they are.
+        """
+        self.check(prompt)
         keep = common_length(prompt, self.tokens[: self.committed]) if reuse else 0
         keep, reader = min(keep, len(prompt) - 1), self.drafter.reader
         if reader is not None:

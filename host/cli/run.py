@@ -97,6 +97,7 @@ def run(bundle: Path, dash: str | None, prompt: str | None, file: Path | None, *
     answer.begin(options["prefix"] or "")
     wanted = options | {"logprobs": candidates_wanted(options)}
     decoder = open_decoder(opened, codec, answer, dict(wanted))
+    decoder.check(ids)  # before an older trace is given up for one of this run
     if prefix is not None:
         restore(decoder, prefix, ids)
     with Tracing(options["trace"], codec) as tracing:

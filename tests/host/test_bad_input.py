@@ -284,6 +284,16 @@ def test_bundle_where_a_checkpoint_is_wanted(output: Path, folder: Path) -> None
     assert hint == f"give what it was made of, see `hexgraft inspect {folder / 'bundle'}`"
 
 
+def test_an_older_trace_outlives_a_prompt_that_is_too_long(folder: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    words = ("run", folder / "bundle", "--trace", trace, "--max-tokens", "3", "-p")
+    assert hexgraft(*words, "the fox").exit_code == 0
+    before = trace.read_bytes()
+    message, _ = error_of(hexgraft(*words, "fox " * 300))
+    assert message == "the prompt has 320 tokens, the context holds 256"
+    assert trace.read_bytes() == before
+
+
 def test_bundle_where_a_trace_is_wanted(folder: Path) -> None:
     message, hint = error_of(hexgraft("replay", folder / "bundle", "letter.jsonl"))
     assert message == f"cannot read the trace {folder / 'bundle'}: Is a directory"
