@@ -35,6 +35,7 @@ from hexgraft.host.measure.costs import Costs
 from hexgraft.host.measure.decision import decide
 from hexgraft.host.measure.latency import Plan
 from hexgraft.host.measure.metered import Metered
+from hexgraft.host.measure.probe import probe
 from hexgraft.host.measure.profile import LatencyProfile
 from hexgraft.host.measure.setting import maker, usable_drafters
 from hexgraft.host.measure.shipped import find_profile
@@ -110,12 +111,17 @@ def tune(bundle: Path, **options: Any) -> None:
             "choose others with --widths, or export with other --widths",
         )
     guesses = _search(kitchen, names)
-    adapted = kitchen.search.adapted(guesses[0])
     if foreign is not None:
+        adapted = kitchen.search.adapted(guesses[0])
         show_foreseen(foreign, opened, kitchen.search, guesses, adapted, as_json=options["as_json"])
         return
     answered = [transcript.prompt for transcript in kitchen.transcripts]
     contest = Contest(kitchen.target, answered, kitchen.decode, options["repeats"])
+    with token_progress("probing", None) as advance:
+        contest.progress = partial(advance, 1)
+        probe(kitchen.search, contest)
+    guesses = kitchen.search.ranking()
+    adapted = kitchen.search.adapted(guesses[0])
     best = guesses[: options["verified"]]
     with token_progress("verifying", contest.runs(len(best) + 1)) as advance:
         contest.progress = partial(advance, 1)

@@ -87,6 +87,8 @@ class Adaptive(WrappedDrafter):
         self._ledger = Ledger()
         self._last: _Drafted | None = None
         self._read = 0
+        self.drafted: list[int] = []
+        """In how many rounds of each text the drafter was asked for a tree."""
 
     @property
     def slowdown(self) -> float:
@@ -99,6 +101,7 @@ class Adaptive(WrappedDrafter):
             self._calibration, self._trust = Calibration(self._prior), Trust()
             self._aim = self._first
         self._ledger, self._last, self._read = Ledger(), None, len(tokens) - 1
+        self.drafted.append(0)
         self._drafter.begin(tokens, keep)
 
     def draft(self, tokens: Sequence[int], limits: Limits) -> TokenTree:
@@ -120,6 +123,7 @@ class Adaptive(WrappedDrafter):
             self._meter.clear()
         purse = Purse(self._costs, fill, token, slack - least)
         last.tree = self._drafter.draft(tokens, Limits(nodes, limits.depth, limits.stops, purse))
+        self.drafted[-1] += 1
         self._read = len(tokens)
         last.spent = self._spent()
         last.kept = self._choose(last.tree, token, slack - last.spent, plain, fill)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from hexgraft.host.measure.choice import Choice
 from hexgraft.host.measure.contest import Contender, Contest, Result
+from hexgraft.host.measure.probe import contender
 from hexgraft.host.measure.tune import PAYS, Guess, Search
 
 
@@ -54,10 +55,6 @@ def decide(search: Search, contest: Contest, guesses: Sequence[Guess], adapted: 
 def _contenders(
     search: Search, contest: Contest, guesses: Sequence[Guess], adapted: Guess
 ) -> list[Contender]:
-    found = []
-    for guess in guesses:
-        setting = guess.setting
-        sized = replace(contest.options, tree_size=setting.tree_size, tree_depth=setting.tree_depth)
-        found.append(Contender(guess.title, search.make(setting, search.open_draft), sized))
+    found = [contender(search, contest, guess) for guess in guesses]
     sized = replace(contest.options, tree_size=search.sizes[-1], tree_depth=adapted.setting.tree_depth)
     return [*found, Contender(adapted.title, search.adaptive(adapted), sized)]

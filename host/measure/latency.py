@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
@@ -52,14 +53,15 @@ class Plan:
     def passes(self, session: Session) -> int:
         """How many times `progress` will be called for a session."""
         widths, fills = measured_widths(session), self.fills_of(session)
-        filling = -(-fills[-1] // session.spec.max_width)
+        steps = (fill - before for before, fill in pairwise((0, *fills)))
+        filling = sum(-(-step // session.spec.max_width) for step in steps)
         return len(widths) * len(fills) * (self.repeats + self.warmup) + filling
 
     def fills_of(self, session: Session) -> list[int]:
-        """The fills that leave room for the widest pass; at least 0 does."""
-        widest = max(measured_widths(session))
-        fitting = [fill for fill in sorted(set(self.fills)) if fill + widest <= session.spec.capacity]
-        return fitting or [0]
+        """The fills that leave room for the widest pass; in place of those that leave none, the last that
+        does."""
+        most = max(0, session.spec.capacity - max(measured_widths(session)))
+        return sorted({min(fill, most) for fill in self.fills})
 
 
 def measured_widths(session: Session) -> Sequence[int]:

@@ -54,6 +54,8 @@ class Search:
     open_draft: OpenDraft
     progress: Callable[[str], None] = field(default=lambda title: None)
     guesses: dict[Setting, Guess] = field(default_factory=dict)
+    beyond: dict[str, float] = field(default_factory=dict)
+    """Seconds that a round of a drafter was found to take beyond what table and trials say."""
 
     @property
     def plain(self) -> float:
@@ -68,7 +70,7 @@ class Search:
                 trial = run_trial(self.bench, setting, drafter)
             finally:
                 drafter.close()
-            self.guesses[setting] = self._priced(trial)
+            self.guesses[setting] = self._priced(_longer(trial, self.beyond.get(setting.drafter, 0.0)))
             self.progress(setting.title)
         return self.guesses[setting]
 
@@ -81,12 +83,23 @@ class Search:
                     self.guess(self._first(name, size, sizes[-1]))
             except ProfileError:
                 continue  # without times of a draft model this drafter cannot be predicted
+        for guess in self.best_of_drafters():
+            self._climb(guess, sizes)
+        return self.ranking()
+
+    def best_of_drafters(self) -> list[Guess]:
+        """The best setting of each of the few best drafters, the fastest first."""
         best: dict[str, Guess] = {}
         for guess in self.ranking():
             best.setdefault(guess.setting.drafter, guess)
-        for guess in list(best.values())[:_STARTS]:
-            self._climb(guess, sizes)
-        return self.ranking()
+        return list(best.values())[:_STARTS]
+
+    def add_to_rounds(self, drafter: str, seconds: float) -> None:
+        """Have every round of a drafter take so much more, or less, in what was tried and what will be."""
+        self.beyond[drafter] = self.beyond.get(drafter, 0.0) + seconds
+        for setting, guess in self.guesses.items():
+            if setting.drafter == drafter:
+                self.guesses[setting] = self._priced(_longer(guess.trial, seconds))
 
     def _first(self, name: str, size: int, largest: int) -> Setting:
         """A drafter's setting of a size to begin with; one that has a table gets the acceptance measured."""
@@ -120,9 +133,10 @@ class Search:
         drafter = self.adaptive(guess, lesson)
         largest = msgspec.structs.replace(guess.setting, tree_size=self.sizes[-1])
         try:
-            return run_trial(self.bench, largest, drafter)
+            trial = run_trial(self.bench, largest, drafter)
         finally:
             drafter.close()
+        return _longer(trial, self.beyond.get(guess.setting.drafter, 0.0), drafter.drafted)
 
     @property
     def sizes(self) -> list[int]:
@@ -145,6 +159,16 @@ class Search:
             if top.speed <= guess.speed:
                 return
             guess = top
+
+
+def _longer(trial: Trial, seconds: float, rounds: Sequence[int] | None = None) -> Trial:
+    """The trial, had each of its rounds, or so many of each part, taken so much longer."""
+    counts = rounds if rounds is not None else [part.rounds for part in trial.parts]
+    parts = [
+        replace(part, host=max(0.0, part.host + count * seconds))
+        for part, count in zip(trial.parts, counts, strict=True)
+    ]
+    return replace(trial, parts=parts)
 
 
 def sizes_of(costs: Costs, widest: int) -> list[int]:

@@ -36,8 +36,11 @@ def test_a_bench_finds_the_times_a_session_has(bundle: Bundle) -> None:
     plan = Plan(fills=(0, 40, 9999), repeats=3, clock=clock, progress=lambda: ticks.append(1))
     found = measure_model(session, bundle.target, plan)
     assert found.widths == list(WIDTHS)
-    assert len(ticks) == plan.passes(session) == len(WIDTHS) * 2 * 5 + 2
-    assert {(each.width, each.fill) for each in found.passes} == {(w, f) for w in WIDTHS for f in (0, 40)}
+    last = session.spec.capacity - WIDTHS[-1]  # stands in for the fill beyond it
+    assert len(ticks) == plan.passes(session) == len(WIDTHS) * 3 * 5 + 2 + -(-(last - 40) // WIDTHS[-1])
+    assert {(each.width, each.fill) for each in found.passes} == {
+        (w, f) for w in WIDTHS for f in (0, 40, last)
+    }
     for each in found.passes:
         assert each.seconds == pytest.approx(table.seconds(each.width, each.fill))
         assert each.call is not None
@@ -104,7 +107,8 @@ def test_what_is_measured_where_any_width_runs(bundle: Bundle) -> None:
     assert measured_widths(CpuSession(bundle, widths=[8, 32])) == (8, 32)
     with pytest.raises(UsageError, match="--repeats 0"):
         Plan(repeats=0)
-    assert replace(Plan(), fills=(9999,)).fills_of(CpuSession(bundle)) == [0]
+    session = CpuSession(bundle)
+    assert replace(Plan(), fills=(9, 9999)).fills_of(session) == [9, session.spec.capacity - 32]
 
 
 def test_the_command_writes_what_it_shows(bundle: Bundle, tmp_path: Path) -> None:

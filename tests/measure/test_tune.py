@@ -21,6 +21,7 @@ from hexgraft.host.measure import setting as settings
 from hexgraft.host.measure.contest import Contest
 from hexgraft.host.measure.costs import Costs
 from hexgraft.host.measure.decision import Verdict, decide
+from hexgraft.host.measure.probe import probe
 from hexgraft.host.measure.profile import Spread
 from hexgraft.host.measure.setting import (
     Setting,
@@ -32,8 +33,9 @@ from hexgraft.host.measure.setting import (
 )
 from hexgraft.host.measure.shaped import VirtualClock
 from hexgraft.host.measure.tune import PAYS, Search
+from hexgraft.host.measure.wrapped import Wrapped
 from hexgraft.host.sampling import Sampling
-from hexgraft.host.session import Session
+from hexgraft.host.session import Rows, Session, Visibility
 from hexgraft.host.tree import TokenTree
 
 SIX = LAB_PROMPTS[::5]
@@ -94,6 +96,39 @@ def test_what_the_host_does_counts(bundle: Bundle) -> None:
     assert kept[1].speed.median == pytest.approx(kept[0].speed, rel=0.05)
     without = replace(place.costs, row=0.0).speed(guess.trial)
     assert without > 1.05 * guess.speed
+
+
+def test_a_probe_finds_what_the_table_does_not_know(bundle: Bundle) -> None:
+    """Passes after drafting take longer here than those that were measured, as where caches went cold."""
+    place = pace(bundle, "flat")
+    search = place.search(place.transcripts(SIX[:4]))
+    search.run(["lookup", "levels"], search.sizes)
+    tables = search.ranking()
+    place.target = PaidPasses(place.target, place.clock, 0.01)
+    prompts = [transcript.prompt for transcript in search.bench.transcripts]
+    contest = Contest(place.target, prompts, place.options, repeats=1, clock=place.clock)
+    probe(search, contest)
+    probed = search.ranking()
+    verdict = decide(search, contest, probed[:2], search.adapted(probed[0]))
+    for guess, result in verdict.tried:
+        assert result.speed.median == pytest.approx(guess.speed, rel=0.05)
+        assert guess.speed < tables[0].speed
+    # Every round of a model has a tree, few of a lookup have.
+    assert search.beyond["levels"] == pytest.approx(0.01, rel=0.1)
+    assert 0 < search.beyond["lookup"] < 0.005
+
+
+class PaidPasses(Wrapped):
+    """`session`, every pass of several rows of which takes `seconds` more."""
+
+    def __init__(self, session: Session, clock: VirtualClock, seconds: float) -> None:
+        super().__init__(session)
+        self._pay = partial(clock.pay, seconds)
+
+    def forward(self, tokens: Sequence[int], positions: Sequence[int], visible: Visibility) -> Rows:
+        if len(tokens) > 1:
+            self._pay()
+        return self.session.forward(tokens, positions, visible)
 
 
 class PaidDrafts(WrappedDrafter):
