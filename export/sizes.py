@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from hexgraft.export.cpu.graph import PACKED, packed_size
 from hexgraft.export.head import head_graph, own_graph
 from hexgraft.export.htp.precision import BITS, FLOAT, PRECISIONS, Precision, make_precision
+from hexgraft.export.weights import BUFFERS
 from hexgraft.models.config import ModelConfig
 from hexgraft.models.decoder import build_decoder
 from hexgraft.models.graph import Graph, Weight
 from hexgraft.models.head_checkpoint import HeadCheckpoint
 
 EXPORT_BASE = 120_000_000
-"""Bytes an export takes beside its two buffers of turned matrices and the tokenizer: the interpreter, its
+"""Bytes an export takes beside its buffers of turned matrices and the tokenizer: the interpreter, its
 libraries, a few blocks."""
 
 TOKEN = 600
@@ -98,8 +99,9 @@ def _cache(config: ModelConfig, context: int) -> int:
 
 def _exporting(graph: Graph, config: ModelConfig) -> int:
     """Peak memory while the weights of a graph are written."""
-    turned = [weight.nbytes for weight in graph.weights if weight.transposed]  # into two buffers by turns
-    return EXPORT_BASE + TOKEN * config.vocab + max(turned[::2]) + max(turned[1::2], default=0)
+    turned = [weight.nbytes for weight in graph.weights if weight.transposed]
+    touched = sum(max(turned[place::BUFFERS], default=0) for place in range(BUFFERS))
+    return EXPORT_BASE + TOKEN * config.vocab + touched
 
 
 def _stored(graph: Graph, config: ModelConfig, precision: Precision) -> int:

@@ -1,7 +1,7 @@
 """Streams a checkpoint's tensors into a graph's weights file, one after the other.
 
-Memory: a few blocks of `models.checkpoint.BLOCK_BYTES` and twice the largest transposed matrix, whatever the
-size of the model.
+Memory: a few blocks of `models.checkpoint.BLOCK_BYTES` and three times the largest transposed matrix,
+whatever the size of the model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hexgraft.export.weights_file import WeightsFile
+from hexgraft.export.weights_file import DEPTH, WeightsFile
 from hexgraft.models.graph import Graph, Weight
 
 Progress = Callable[[int], None]
@@ -29,8 +29,11 @@ class Tensors(Protocol):
     def blocks(self, name: str) -> Iterator[NDArray[np.float32]]: ...
 
 
-SYNC_BYTES = 1 << 30
+SYNC_BYTES = 256 << 20
 """So much may be lost when an export is killed."""
+
+BUFFERS = DEPTH + 1
+"""Of turned matrices."""
 
 _TILE = 16
 """Rows turned into columns at a time: a cache line of float32, filled before it leaves the cache."""
@@ -46,9 +49,9 @@ def write_weights(
 ) -> str:
     """Write the graph's weights at `path` and return the file's hex sha256, as `write_in_order` does."""
     largest = max((weight.nbytes for weight in graph.weights if weight.transposed), default=0)
-    # Two buffers in turn, one filled while the other is written. Not mapped pages of the file: each of those
-    # costs a fault of its own.
-    buffers = cycle([np.empty(largest // 4, np.float32) for _ in range(2)])
+    # In turn, one filled while the others are written. Not mapped pages of the file: each of those costs a
+    # fault of its own.
+    buffers = cycle([np.empty(largest // 4, np.float32) for _ in range(BUFFERS)])
 
     def pieces(weight: Weight) -> Pieces:
         if weight.transposed:
