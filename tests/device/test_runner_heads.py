@@ -61,7 +61,7 @@ def test_features_and_head_passes_are_the_cpu_s(
     bundle: Bundle, pair: tuple[RunnerSession, RunnerSession]
 ) -> None:
     target, draft = pair
-    ours, theirs = CpuSession(bundle), CpuSession(bundle, "draft")
+    ours, theirs = CpuSession(bundle, threads=1), CpuSession(bundle, "draft", threads=1)
     assert (target.spec.features, draft.spec.features, draft.spec.logits) == (
         ours.spec.features,
         theirs.spec.features,
@@ -102,7 +102,7 @@ def rounds(bundle: Bundle, shape: str, target: Session, draft: Session, tokens: 
 def test_a_round_on_the_runner_is_one_on_the_cpu(
     bundle: Bundle, pair: tuple[RunnerSession, RunnerSession], shape: str
 ) -> None:
-    local = CpuSession(bundle), CpuSession(bundle, "draft")
+    local = CpuSession(bundle, threads=1), CpuSession(bundle, "draft", threads=1)
     assert rounds(bundle, shape, *pair) == rounds(bundle, shape, *local)
 
 
@@ -110,7 +110,7 @@ def test_a_phone_gets_the_head_and_drafts_with_it(
     bundle: Bundle, device: LoopbackDevice, binary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEXGRAFT_RUNNER", str(binary))
-    local = CpuSession(bundle), CpuSession(bundle, "draft")
+    local = CpuSession(bundle, threads=1), CpuSession(bundle, "draft", threads=1)
     try:
         phone = open_device_session(bundle, "target"), open_device_session(bundle, "draft")
         assert rounds(bundle, "levels", *phone) == rounds(bundle, "levels", *local)
