@@ -22,7 +22,7 @@ from hexgraft.export.foreign.genie_config import (
 )
 from hexgraft.export.foreign.genie_library import check_config, find_genie
 from hexgraft.export.resume import Finished
-from hexgraft.export.writer import whole_folder
+from hexgraft.export.whole_folder import whole_folder
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.layout import is_vendor, vendor_of
 from hexgraft.host.manifest import GraphEntry, HtpEntry, ModelEntry

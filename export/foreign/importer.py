@@ -17,11 +17,11 @@ from hexgraft.export.foreign.chain import Chains, check_shapes, choose_chains, k
 from hexgraft.export.foreign.copies import copy_binaries, copy_onnx
 from hexgraft.export.foreign.source import SourceGraph, external_files, read_onnx
 from hexgraft.export.resume import Finished
+from hexgraft.export.whole_folder import whole_folder
 from hexgraft.export.writer import (
     Report,
     hash_files,
     rope_entry,
-    whole_folder,
     write_manifest,
     write_tokenizer,
 )
