@@ -18,7 +18,7 @@ DEPTH = 2
 """Blocks on their way at a time: with a single one, of unequal sizes, its writer, its hasher and whoever
 makes the next would wait for one another."""
 
-_CACHED = 2 << 30
+CACHED = 2 << 30
 """Files beyond this do not stay in the system's cache. Making room there takes longer than writing does
 (12 GB on a machine of 24 GB: 20 s instead of 5), and throws out what others need."""
 
@@ -118,5 +118,5 @@ class WeightsFile:
             writing.result()
         os.fdatasync(self._stream.fileno())
         then()
-        if self._size > _CACHED:
+        if self._size > CACHED:
             os.posix_fadvise(self._stream.fileno(), 0, written, os.POSIX_FADV_DONTNEED)

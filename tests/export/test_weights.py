@@ -7,13 +7,17 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from tiny import Sizes, hf_config, tiny_weights, write_tiny_hf
 from tiny_tokenizer import write_tiny_tokenizer
 
+from hexgraft.export import weights, weights_file
 from hexgraft.export.weights_file import WeightsFile
 from hexgraft.export.writer import ExportOptions, Step, export_bundle
 from hexgraft.host.bundle import open_bundle
@@ -139,6 +143,62 @@ def test_a_weights_file_is_hashed_as_it_lies_on_the_disk(tmp_path: Path) -> None
         for block, place in zip(blocks, places, strict=True):
             assert data[place : place + block.nbytes] == block.tobytes()
     assert told == [0, 8192, 12_100_000, 8192, 12_100_000]
+
+
+def test_buffers_may_be_filled_again_after_so_many_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However far writer and hasher lag behind."""
+    for step in ("_write", "_hash"):
+        monkeypatch.setattr(WeightsFile, step, late(getattr(WeightsFile, step)))
+    buffers = [np.zeros(100, np.float32) for _ in range(weights.BUFFERS)]
+    with WeightsFile(tmp_path / "w", 400 * 12) as file:
+        for number in range(12):
+            buffer = buffers[number % weights.BUFFERS]
+            buffer[:] = number
+            file.write(buffer, 400 * number)
+        digest = file.digest()
+    data = (tmp_path / "w").read_bytes()
+    assert np.frombuffer(data, np.float32)[::100].tolist() == list(range(12))
+    assert digest == hashlib.sha256(data).hexdigest()
+
+
+def late(step: Callable[..., None]) -> Callable[..., None]:
+    def after_a_while(*arguments: Any) -> None:
+        time.sleep(0.02)
+        step(*arguments)
+
+    return after_a_while
+
+
+@pytest.mark.parametrize("cached", [1000, 500])
+def test_what_of_a_large_file_is_on_the_disk_leaves_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: int
+) -> None:
+    done: list[tuple[str, int]] = []
+    sync, drop = os.fdatasync, os.posix_fadvise
+
+    def synced(file: int) -> None:
+        sync(file)
+        done.append(("synced", 0))
+
+    def dropped(file: int, start: int, size: int, advice: int) -> None:
+        drop(file, start, size, advice)
+        assert (start, advice) == (0, os.POSIX_FADV_DONTNEED)
+        done.append(("dropped", size))
+
+    monkeypatch.setattr(os, "fdatasync", synced)
+    monkeypatch.setattr(os, "posix_fadvise", dropped)
+    monkeypatch.setattr(weights_file, "CACHED", cached)
+    with WeightsFile(tmp_path / "w", 800) as file:
+        for number in range(2):
+            file.write(np.full(100, number, np.float32), 400 * number)
+            file.sync_behind(lambda: done.append(("marked", 0)))
+        file.digest()
+    data = (tmp_path / "w").read_bytes()
+    assert np.frombuffer(data, np.float32).tolist() == [0.0] * 100 + [1.0] * 100
+    wanted = [("synced", 0), ("marked", 0), ("dropped", 400), ("synced", 0), ("marked", 0), ("dropped", 800)]
+    assert done == [each for each in wanted if each[0] != "dropped" or cached < 800]
 
 
 def test_a_write_that_fails_is_told(tmp_path: Path) -> None:
