@@ -42,8 +42,3 @@ def own_graph(head: HeadCheckpoint) -> Graph:
     """The head's graph with the weights that it brings, wherever those it borrows may lie."""
     lent = {name: Loan(name, (), "", 0) for name in head.lent}
     return build_head(head.config, HEAD_WEIGHTS, name="draft", loans=lent)
-
-
-def head_parameters(head: HeadCheckpoint) -> int:
-    """Weights a bundle stores of a head, those it borrows from the target left out."""
-    return sum(weight.nbytes for weight in own_graph(head).weights) // 4
