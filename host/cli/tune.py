@@ -87,8 +87,9 @@ def tune(bundle: Path, **options: Any) -> None:
     """Choose how to draft for BUNDLE here, and have `run` and `chat` do so from now on.
 
     Passes are measured (as `hexgraft bench` does), every drafter and tree is tried on plainly decoded
-    prompts, and the best few are run beside plain decoding. Plain decoding is chosen where no tree brings
-    5 % or more. A choice holds for this bundle, backend, machine or phone, and temperature.
+    prompts, the best drafters are probed, and the best few trees are run beside plain decoding. Plain
+    decoding is chosen where no tree brings 5 % or more. A choice holds for this bundle, backend, machine or
+    phone, and temperature.
 
     \b
     Examples:
