@@ -13,7 +13,12 @@ from hexgraft.models.checkpoint import open_checkpoint
 from hexgraft.models.errors import BundleError
 from hexgraft.models.fetch import fetch_smollm2
 from hexgraft.models.head_checkpoint import open_draft
-from hexgraft.models.shipped_heads import SMOLLM2_HEAD, SMOLLM2_PAIR, shipped_origin
+from hexgraft.models.shipped_heads import (
+    SMOLLM2_HEAD,
+    SMOLLM2_HEAD_PRECISION,
+    SMOLLM2_PAIR,
+    shipped_origin,
+)
 
 
 def smollm2_bundle(precision: str = "fp32") -> Bundle:
@@ -33,15 +38,17 @@ def _kept(name: str, head: str | None, precision: str = "fp32") -> Bundle:
         with suppress(BundleError):  # of an earlier revision
             bundle = open_bundle(path)
             made = bundle.manifest.provenance.get("draft")
-            if head is None or (made is not None and made.checkpoint == shipped_origin(head)):
+            if head is None:
+                return bundle
+            wanted = shipped_origin(head), SMOLLM2_HEAD_PRECISION
+            if made is not None and (made.checkpoint, bundle.graph("draft", "cpu").precision) == wanted:
                 return bundle
         shutil.rmtree(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     target = open_checkpoint(fetch_smollm2())
     draft = open_draft(Path(head), target) if head else None
-    export_bundle(
-        target, path, draft=draft, options=ExportOptions(precision=precision), report=lambda step: None
-    )
+    options = ExportOptions(precision=precision, draft_precision=SMOLLM2_HEAD_PRECISION if head else None)
+    export_bundle(target, path, draft=draft, options=options, report=lambda step: None)
     return open_bundle(path)
 
 

@@ -70,8 +70,8 @@ def estimate_head(head: HeadCheckpoint, target: Sizes, width: int = WIDEST) -> S
     """Sizes of a draft head beside a target of the sizes `target`, at the same precisions; `running` is what
     the head adds to the target's.
 
-    On the CPU it stays fp32, and stores what it borrows only beside a target in blocks. An NPU binary holds
-    an embedding and an output matrix of its own.
+    On the CPU it stores what it borrows only beside a target in blocks, and in blocks itself. An NPU binary
+    holds an embedding and an output matrix of its own.
     """
     config = head.config.layer
     context = min(target.context, config.context)
@@ -81,8 +81,8 @@ def estimate_head(head: HeadCheckpoint, target: Sizes, width: int = WIDEST) -> S
     for name in (row.precision for row in target.estimates):
         if name in PRECISIONS:
             sizes.append((name, _stored(whole, config, make_precision(name).for_head())))
-        else:
-            sizes.append((name, (own if name == "fp32" else whole).weights_size))
+        elif size := own.weights_size if name == "fp32" else packed_size(whole, name, steady=False):
+            sizes.append((name, size))
     return Sizes(
         parameters=sum(weight.nbytes for weight in own.weights) // 4,
         context=context,

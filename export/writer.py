@@ -6,7 +6,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -58,6 +59,12 @@ class ExportOptions:
     features: tuple[int, ...] = ()
     precision: str = "fp32"
     """Of the CPU's graphs: one of `export.cpu.graph.PRECISIONS`."""
+    draft_precision: str | None = None
+    """Of the draft's, where it is to be another."""
+
+    def precision_of(self, role: str) -> str:
+        """Of the CPU's graph of "target" or "draft"."""
+        return (self.draft_precision if role == "draft" else None) or self.precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +155,8 @@ class _Writer:
         graph, config = self._graph(role, checkpoint)
         self._write(role, graph, checkpoint, f"{role}/{WEIGHTS}", f"{role}/model.onnx")
         features = self.options.features if role == "target" else ()
-        return _model_entry(f"{role}/model.onnx", config, checkpoint.name, graph, self.options, features)
+        file, precision = f"{role}/model.onnx", self.options.precision_of(role)
+        return _model_entry(file, precision, config, checkpoint.name, graph, self.options, features)
 
     def draft(self, draft: Checkpoint | HeadCheckpoint, target: Checkpoint) -> ModelEntry:
         """Write a draft, a head beside the target; its entry."""
@@ -158,19 +166,23 @@ class _Writer:
 
     def _head(self, head: HeadCheckpoint, target: Checkpoint) -> ModelEntry:
         lender = self._graph("target", target)[0]
-        graph = head_graph(head, None if isinstance(lender, PackedGraph) else lender, target.config.tied)
+        precision = self.options.precision_of("draft")
+        lending = None if isinstance(lender, PackedGraph) else lender
+        with _draft_hint():
+            graph = head_graph(head, lending, target.config.tied, precision)
         self._write("draft", graph, head, f"{FOLDER}/{HEAD_WEIGHTS}", HEAD_GRAPH)
-        entry = _model_entry(HEAD_GRAPH, head.config.layer, head.name, graph, self.options, ())
+        entry = _model_entry(HEAD_GRAPH, precision, head.config.layer, head.name, graph, self.options, ())
         entry.architecture, entry.head = head.config.kind, write_head_entry(head, self.folder)
-        entry.graphs[0].precision = "fp32"
         return entry
 
     def _graph(self, role: str, checkpoint: Checkpoint) -> tuple[Graph, ModelConfig]:
         config = checkpoint.config.within(self.options.context)
         features = self.options.features if role == "target" else ()
         graph = build_decoder(config, WEIGHTS, name=role, features=features)
-        if self.options.precision != "fp32":
-            graph = pack(graph, checkpoint, self.options.precision)
+        precision = self.options.precision_of(role)
+        if precision != "fp32":
+            with _draft_hint() if role == "draft" else nullcontext():
+                graph = pack(graph, checkpoint, precision)
         return graph, config
 
     def _write(self, role: str, graph: Graph, source: Tensors, weights: str, file: str) -> None:
@@ -191,16 +203,26 @@ class _Writer:
         onnx.save(graph.proto, self.folder / file)
 
 
+@contextmanager
+def _draft_hint() -> Iterator[None]:
+    """A draft that does not fit in blocks need not be in blocks."""
+    try:
+        yield
+    except ExportError as error:
+        raise ExportError(f"the draft: {error.message}", "add --cpu-draft-precision fp32") from error
+
+
 def target_entry(checkpoint: Checkpoint, options: ExportOptions) -> ModelEntry:
     """What the manifest of an fp32 bundle will say of a target, known before anything is written."""
     config = checkpoint.config.within(options.context)
     graph = build_decoder(config, WEIGHTS, name="target", features=options.features)
     file = "target/model.onnx"
-    return _model_entry(file, config, checkpoint.name, graph, options, options.features)
+    return _model_entry(file, "fp32", config, checkpoint.name, graph, options, options.features)
 
 
 def _model_entry(
     file: str,
+    precision: str,
     config: ModelConfig,
     name: str,
     graph: Graph,
@@ -222,7 +244,7 @@ def _model_entry(
         kv_dtype="float32",
         kv_layout=KV_LAYOUT,
         mask_value=MASK_VALUE,
-        graphs=[GraphEntry(file, "cpu", options.precision)],
+        graphs=[GraphEntry(file, "cpu", precision)],
         parameters=sum(weight.nbytes for weight in graph.weights) // 4,
         window=config.window,
         local_rope=rope_entry(config.local_rope) if config.local_rope is not None else None,

@@ -23,7 +23,7 @@ def write_head(
     kv_heads: int = 2,
     layers: int = 1,
     hidden: int | None = None,
-    ffn: int = 80,
+    ffn: int = 96,
     own_head: bool = True,
     own_embed: bool = False,
     bias: bool = False,

@@ -13,7 +13,7 @@ from hexgraft.export.cpu.attention import SteadyAttention
 from hexgraft.export.cpu.heads import HeadsFirst
 from hexgraft.export.cpu.packing import Packing
 from hexgraft.export.cpu.source import has_minima
-from hexgraft.models.checkpoint import Checkpoint
+from hexgraft.export.weights import Tensors
 from hexgraft.models.errors import ExportError
 from hexgraft.models.gguf_blocks import BLOCK
 from hexgraft.models.graph import Graph, Weight
@@ -43,7 +43,7 @@ class PackedGraph(Graph):
         return packing.nbytes if packing else weight.nbytes
 
 
-def packing_of(weight: Weight, checkpoint: Checkpoint | None, precision: str) -> Packing | None:
+def packing_of(weight: Weight, checkpoint: Tensors | None, precision: str) -> Packing | None:
     """How a weight is stored; None for vectors, which stay float32. Without a checkpoint, as of one whose
     numbers are not in blocks yet. Raises ExportError where blocks do not fit."""
     if len(weight.shape) != 2:
@@ -51,7 +51,7 @@ def packing_of(weight: Weight, checkpoint: Checkpoint | None, precision: str) ->
     out, inner = weight.shape[::-1] if weight.transposed else weight.shape
     if inner % BLOCK:
         raise ExportError(
-            f"--cpu-precision {precision} takes blocks of {BLOCK} inputs, {weight.name} has {inner}",
+            f"{precision} on the CPU takes blocks of {BLOCK} inputs, {weight.name} has {inner}",
             "leave out --cpu-precision",
         )
     bits = 8 if precision.startswith("w8") or weight.name in ("embed", "head") else 4
@@ -59,18 +59,22 @@ def packing_of(weight: Weight, checkpoint: Checkpoint | None, precision: str) ->
     return Packing(out, inner, bits, precision.endswith("a8"), rests)
 
 
-def packed_size(graph: Graph, precision: str) -> int:
+def packed_size(graph: Graph, precision: str, *, steady: bool = True) -> int:
     """Bytes of the weights file at a precision, of a checkpoint whose numbers are not in blocks yet; 0 if
     they do not fit in blocks."""
     try:
-        return pack(graph, None, precision).weights_size
+        return pack(graph, None, precision, steady=steady).weights_size
     except ExportError:
         return 0
 
 
-def pack(graph: Graph, checkpoint: Checkpoint | None, precision: str) -> PackedGraph:
-    """The same graph with every matrix packed: MatMul and Gemm become MatMulNBits, the embedding's Gather
-    GatherBlockQuantized."""
+def pack(graph: Graph, checkpoint: Tensors | None, precision: str, *, steady: bool = True) -> PackedGraph:
+    """The same graph with every matrix of its own packed: MatMul and Gemm become MatMulNBits, the embedding's
+    Gather GatherBlockQuantized.
+
+    Among rounded activations it gives equal bits at every width, for which its attention pays; a head, whose
+    drafts decide no token, does without (`steady` False).
+    """
     packings, offsets, offset = {}, [], 0
     for weight in graph.weights:
         packing = packing_of(weight, checkpoint, precision)
@@ -86,7 +90,7 @@ def pack(graph: Graph, checkpoint: Checkpoint | None, precision: str) -> PackedG
     heads = HeadsFirst(graph.proto.graph)
     nodes = [new for node in nodes for new in heads.node(node)]
     rewriter.constants |= heads.constants
-    if precision.endswith("a8"):
+    if steady and precision.endswith("a8"):
         attention = SteadyAttention(graph.proto.graph)
         nodes = [new for node in nodes for new in attention.node(node)]
         rewriter.constants |= attention.constants

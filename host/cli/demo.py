@@ -31,7 +31,12 @@ from hexgraft.models.checkpoint import open_checkpoint
 from hexgraft.models.errors import FAILED, BundleError
 from hexgraft.models.fetch import fetch_smollm2
 from hexgraft.models.head_checkpoint import open_draft
-from hexgraft.models.shipped_heads import SMOLLM2_HEAD, SMOLLM2_PAIR, shipped_origin
+from hexgraft.models.shipped_heads import (
+    SMOLLM2_HEAD,
+    SMOLLM2_HEAD_PRECISION,
+    SMOLLM2_PAIR,
+    shipped_origin,
+)
 
 WIDTH = 16
 SIZE = 8
@@ -114,7 +119,8 @@ def _bundle() -> Bundle:
             update(step.what, step.done, step.total)
 
         head = open_draft(Path(SMOLLM2_HEAD), checkpoint)
-        export_bundle(checkpoint, path, draft=head, options=ExportOptions(), report=report)
+        options = ExportOptions(draft_precision=SMOLLM2_HEAD_PRECISION)
+        export_bundle(checkpoint, path, draft=head, options=options, report=report)
     return open_bundle(path)
 
 
@@ -124,7 +130,8 @@ def _kept(path: Path) -> Bundle | None:
     try:
         bundle = open_bundle(path)
         head = bundle.manifest.provenance.get("draft")
-        if head is not None and head.checkpoint == shipped_origin(SMOLLM2_HEAD):
+        made = None if head is None else (head.checkpoint, bundle.graph("draft", "cpu").precision)
+        if made == (shipped_origin(SMOLLM2_HEAD), SMOLLM2_HEAD_PRECISION):
             bundle.verify()
             say(f"using the bundle exported before: {path}")
             return bundle

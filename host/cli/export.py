@@ -75,6 +75,11 @@ def parse_capacities(text: str | None) -> tuple[int, ...]:
     show_default=True,
     help="The CPU's graph: weights in blocks of 8 or 4 bits; with a8, activations too, which is faster.",
 )
+@click.option(
+    "--cpu-draft-precision",
+    type=click.Choice(PRECISIONS),
+    help="The draft's; the tokens stay the target's. Default: --cpu-precision.",
+)
 @htp_options
 @hub_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -85,6 +90,7 @@ def export(
     widths: str,
     context: str | None,
     cpu_precision: str,
+    cpu_draft_precision: str | None,
     as_json: bool,
     **chosen: Any,
 ) -> None:
@@ -97,6 +103,7 @@ def export(
     Examples:
       hexgraft export SmolLM2-135M-Instruct.Q4_1.gguf -o smollm2
       hexgraft export SmolLM2-135M-Instruct.Q4_1.gguf -o small --cpu-precision w4a8
+      hexgraft export Llama-3.1-8B -o llama --draft EAGLE3-Llama-3.1-8B --cpu-draft-precision w8a8
       hexgraft export Qwen/Qwen2.5-3B -o pair --draft Qwen/Qwen2.5-0.5B --context 4096
       hexgraft export SmolLM2-135M-Instruct.Q4_1.gguf -o phone --target htp --soc SM8650 --precision w8a16
       hexgraft export Llama-3.1-8B -o phone --draft EAGLE3-Llama-3.1-8B --target htp --soc SM8650
@@ -108,13 +115,20 @@ def export(
     start = time.monotonic()
     target = open_checkpoint(checkpoint)
     capacities = parse_capacities(context) or (min(DEFAULT_CONTEXT, target.config.context),)
-    options = ExportOptions(rows, capacities[-1], precision=cpu_precision)
+    options = ExportOptions(
+        rows, capacities[-1], precision=cpu_precision, draft_precision=cpu_draft_precision
+    )
+    if cpu_draft_precision is not None and draft is None:
+        raise UsageError(
+            "--cpu-draft-precision is a draft's, and there is none", "add --draft, or leave it out"
+        )
     if htp is not None:
-        if cpu_precision != "fp32":
-            raise UsageError(
-                "the NPU's graphs are made from the CPU's in fp32",
-                "leave out --cpu-precision or --target htp",
-            )
+        for name, precision in (("", cpu_precision), ("-draft", cpu_draft_precision or "fp32")):
+            if precision != "fp32":
+                raise UsageError(
+                    "the NPU's graphs are made from the CPU's in fp32",
+                    f"leave out --cpu{name}-precision or --target htp",
+                )
         htp = replace(htp, capacities=capacities)
     elif len(capacities) > 1:
         raise UsageError(

@@ -140,15 +140,16 @@ def test_a_chip_without_fp16_is_refused_once_and_before_anything_is_done(
 
 
 def test_blocks_that_do_not_divide_a_head_are_refused_before_anything_is_done(
-    target: Path, heads: dict[str, Path], tmp_path: Path
+    target: Path, tmp_path: Path
 ) -> None:
     """The head's feed-forward has 80 numbers, the target's 96."""
+    head = write_head(tmp_path / "head", target, ffn=80)
     words = ("export", target, "-o", tmp_path / "b", "--target", "htp", "--soc", "SM8650")
-    words += ("--precision", "w4a16", "--draft", heads["eagle3"])
+    words += ("--precision", "w4a16", "--draft", head)
     message, hint = error_of(hexgraft(*words))
     assert message == "blocks of 32 weights do not divide the 80 inputs of layers.0.down"
     assert hint == "use --block 16"
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [head]
 
 
 # ---------------------------------------------------------------- calibration

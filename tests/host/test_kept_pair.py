@@ -15,7 +15,7 @@ from tiny import write_tiny_hf
 from hexgraft.host.bundle import Bundle
 from hexgraft.models import shipped_heads
 from hexgraft.models.errors import BundleError
-from hexgraft.models.shipped_heads import SMOLLM2_HEAD, SMOLLM2_PAIR, shipped_origin
+from hexgraft.models.shipped_heads import SMOLLM2_HEAD, SMOLLM2_HEAD_PRECISION, SMOLLM2_PAIR, shipped_origin
 
 MAKERS = [("hexgraft.host.cli.demo", "_bundle"), ("benchmarks.smollm2", "smollm2_pair")]
 
@@ -59,6 +59,19 @@ def test_it_is_remade_when_the_head_changes(
     assert second.manifest.provenance["draft"].checkpoint == shipped_origin(SMOLLM2_HEAD)
     second.verify()
     assert make().digest == second.digest
+
+
+@pytest.mark.parametrize(("module", "name"), MAKERS)
+def test_it_is_remade_when_the_head_s_precision_is_another(
+    shipped: Path, monkeypatch: pytest.MonkeyPatch, module: str, name: str
+) -> None:
+    make: Callable[[], Bundle] = getattr(import_module(module), name)
+    with monkeypatch.context() as before:
+        before.setattr(import_module(module), "SMOLLM2_HEAD_PRECISION", "fp32")
+        assert make().graph("draft", "cpu").precision == "fp32"
+    bundle = make()
+    assert bundle.graph("draft", "cpu").precision == SMOLLM2_HEAD_PRECISION
+    bundle.verify()
 
 
 def test_a_damaged_one_is_said_to_be(shipped: Path) -> None:
