@@ -58,4 +58,4 @@ def topk(rows: NDArray[np.float32], k: int, *, log_sum: bool) -> TopK:
     """`TopK` of logits rows [R, vocab]."""
     ids = np.stack([top_tokens(row, k) for row in rows])
     sums = np.array([log_sum_exp(row) for row in rows]) if log_sum else np.full(len(rows), np.nan)
-    return TopK(ids, np.take_along_axis(rows, ids.astype(np.intp), axis=1), sums)
+    return TopK(ids, rows[np.arange(len(rows))[:, None], ids], sums)
