@@ -47,7 +47,8 @@ def _kept(name: str, head: str | None, precision: str = "fp32") -> Bundle:
     path.parent.mkdir(parents=True, exist_ok=True)
     target = open_checkpoint(fetch_smollm2())
     draft = open_draft(Path(head), target) if head else None
-    options = ExportOptions(precision=precision, draft_precision=SMOLLM2_HEAD_PRECISION if head else None)
+    draft_precision = SMOLLM2_HEAD_PRECISION if head else None
+    options = ExportOptions(precision=precision, draft_precision=draft_precision, stacked=False)
     export_bundle(target, path, draft=draft, options=options, report=lambda step: None)
     return open_bundle(path)
 

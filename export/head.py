@@ -18,17 +18,25 @@ HEAD_WEIGHTS = "head.weights"
 _TOKENS = f"{FOLDER}/head.tokens"
 
 
-def head_graph(head: HeadCheckpoint, target: Graph | None, tied: bool, precision: str = "fp32") -> Graph:
+def head_graph(
+    head: HeadCheckpoint,
+    target: Graph | None,
+    tied: bool,
+    precision: str = "fp32",
+    *,
+    stacked: bool = True,
+) -> Graph:
     """The head's graph at a precision of the CPU. What it borrows is not stored again, unless the target's
     weights do not lie there in fp32 (`target` None), or it multiplies by them in blocks. `tied` says whether
-    the target's head is its embedding. Raises ExportError where blocks do not fit."""
+    the target's head is its embedding, `stacked` is `build_decoder`'s. Raises ExportError where blocks do not
+    fit."""
     loans: dict[str, Loan] = {}
     if "embed" in head.lent and target is not None:
         loans["embed"] = target.loan("embed")
     if "head" in head.lent and target is not None and precision == "fp32":
         loan = target.loan("embed" if tied else "head")
         loans["head"] = loan if "embed" in head.lent else replace(loan, name="head")
-    graph = build_head(head.config, HEAD_WEIGHTS, name="draft", loans=loans)
+    graph = build_head(head.config, HEAD_WEIGHTS, name="draft", loans=loans, stacked=stacked)
     return graph if precision == "fp32" else pack(graph, head, precision, steady=False)
 
 

@@ -61,6 +61,8 @@ class ExportOptions:
     """Of the CPU's graphs: one of `export.cpu.graph.PRECISIONS`."""
     draft_precision: str | None = None
     """Of the draft's, where it is to be another."""
+    stacked: bool = True
+    """Query heads as the NPU's graphs have them; False where there will be none, which is faster."""
 
     def precision_of(self, role: str) -> str:
         """Of the CPU's graph of "target" or "draft"."""
@@ -169,7 +171,7 @@ class _Writer:
         precision = self.options.precision_of("draft")
         lending = None if isinstance(lender, PackedGraph) else lender
         with _draft_hint():
-            graph = head_graph(head, lending, target.config.tied, precision)
+            graph = head_graph(head, lending, target.config.tied, precision, stacked=self.options.stacked)
         self._write("draft", graph, head, f"{FOLDER}/{HEAD_WEIGHTS}", HEAD_GRAPH)
         entry = _model_entry(HEAD_GRAPH, precision, head.config.layer, head.name, graph, self.options, ())
         entry.architecture, entry.head = head.config.kind, write_head_entry(head, self.folder)
@@ -178,8 +180,10 @@ class _Writer:
     def _graph(self, role: str, checkpoint: Checkpoint) -> tuple[Graph, ModelConfig]:
         config = checkpoint.config.within(self.options.context)
         features = self.options.features if role == "target" else ()
-        graph = build_decoder(config, WEIGHTS, name=role, features=features)
         precision = self.options.precision_of(role)
+        # Equal bits at every width need stacks: a product of one row is another kernel's.
+        stacked = self.options.stacked or precision.endswith("a8")
+        graph = build_decoder(config, WEIGHTS, name=role, features=features, stacked=stacked)
         if precision != "fp32":
             with _draft_hint() if role == "draft" else nullcontext():
                 graph = pack(graph, checkpoint, precision)

@@ -27,7 +27,12 @@ def dimensions(width: int, capacity: int) -> dict[str, int]:
 
 
 def build_decoder(
-    config: ModelConfig, weights_file: str, *, name: str, features: Sequence[int] = ()
+    config: ModelConfig,
+    weights_file: str,
+    *,
+    name: str,
+    features: Sequence[int] = (),
+    stacked: bool = True,
 ) -> Graph:
     """Build the graph for `config` with symbolic width T and cache capacity C.
 
@@ -39,15 +44,19 @@ def build_decoder(
     all layers stands for the state after the last norm. Names and shapes follow Qualcomm AI Hub's LLM
     exports. A config with a window adds the input attention_mask_local, one with a local RoPE
     position_ids_cos_local and _sin_local, in the shapes of their namesakes.
+
+    The query heads that share a key/value head are `stacked` as rows of one product, which the NPU's graphs
+    are made of, or stand side by side: on the CPU that takes two nodes a layer less, and a product of one row
+    reads the cache as it lies, where one of several copies it first.
     """
-    return DecoderBuilder(config, name).build(weights_file, features)
+    return DecoderBuilder(config, name, stacked=stacked).build(weights_file, features)
 
 
 class DecoderBuilder:
     """Builds a decoder's graph piece by piece; a draft head is made of the same pieces."""
 
-    def __init__(self, config: ModelConfig, name: str) -> None:
-        self.config = config
+    def __init__(self, config: ModelConfig, name: str, *, stacked: bool = True) -> None:
+        self.config, self.stacked = config, stacked
         self.graph = GraphBuilder(name)
 
     def build(self, weights_file: str, features: Sequence[int]) -> Graph:
@@ -98,22 +107,24 @@ class DecoderBuilder:
         return x
 
     def _prologue(self, mask: str) -> None:
-        """What every layer shares: RoPE tables as the operator wants them, the mask once per query group."""
+        """What every layer shares: RoPE tables as the operator wants them, the mask once per query of a
+        stack."""
         g, group = self.graph, self.config.group
         tables = (
             ("cos", "sin") if self.config.local_rope is None else ("cos", "sin", "cos_local", "sin_local")
         )
         for table in tables:
             g.node("Squeeze", [f"position_ids_{table}", g.constant("axis_1", [1])], f"rope_{table}")
-        # Query rows of one key/value head are stacked group by group, [group * T], so the mask repeats
+        # Stacked query rows of one key/value head stand group by group, [group * T], so the mask repeats
         # likewise.
         masks = {"grouped_mask": mask}
         if self.config.window is not None:
             masks["grouped_mask_local"] = "attention_mask_local"
         for grouped, one in masks.items():
-            g.node("Concat", [one] * group, grouped, axis=2) if group > 1 else g.node(
-                "Identity", [one], grouped
-            )
+            if self.stacked and group > 1:
+                g.node("Concat", [one] * group, grouped, axis=2)
+            else:
+                g.node("Identity", [one], grouped)
         key_shape = g.node("Shape", ["past_key_0_in"], "capacity_shape", start=3, end=4)
         width_shape = g.node("Shape", ["input_ids"], "width_shape", start=1, end=2)
         g.node("Concat", [key_shape, width_shape], "cache_and_rows", axis=0)
@@ -172,7 +183,8 @@ class DecoderBuilder:
             "Reshape", [q, g.constant("q_heads", [-1, c.kv_heads, c.group, c.head_dim])], layer + "q.heads"
         )
         q = g.node("Transpose", [q], layer + "q.by_head", perm=[1, 2, 0, 3])
-        q = g.node("Reshape", [q, g.constant("q_stacked", [c.kv_heads, 1, -1, c.head_dim])], layer + "q")
+        if self.stacked:
+            q = g.node("Reshape", [q, g.constant("q_stacked", [c.kv_heads, 1, -1, c.head_dim])], layer + "q")
         kv_heads = g.constant("kv_heads", [-1, c.kv_heads, 1, c.head_dim])
         k = g.node("Reshape", [k, kv_heads], layer + "k.heads")
         k = g.node("Transpose", [k], f"past_key_{i}_out", perm=[1, 2, 3, 0])
@@ -200,11 +212,12 @@ class DecoderBuilder:
         y_past = g.node("MatMul", [p_past, f"past_value_{i}_in"], layer + "mix.cache")
         y_rows = g.node("MatMul", [p_rows, v], layer + "mix.rows")
         y = g.node("Add", [y_past, y_rows], layer + "mix.stacked")
-        y = g.node(
-            "Reshape",
-            [y, g.constant("mix_heads", [c.kv_heads, c.group, -1, c.head_dim])],
-            layer + "mix.heads",
-        )
+        if self.stacked:
+            y = g.node(
+                "Reshape",
+                [y, g.constant("mix_heads", [c.kv_heads, c.group, -1, c.head_dim])],
+                layer + "mix.heads",
+            )
         y = g.node("Transpose", [y], layer + "mix.by_row", perm=[2, 0, 1, 3])
         y = g.node("Reshape", [y, g.constant("mix_flat", [1, -1, q_size])], layer + "mix")
         y = self._project(

@@ -11,10 +11,15 @@ from hexgraft.models.head_config import EAGLE3, HeadConfig
 
 
 def build_head(
-    config: HeadConfig, weights_file: str, *, name: str, loans: Mapping[str, Loan] | None = None
+    config: HeadConfig,
+    weights_file: str,
+    *,
+    name: str,
+    loans: Mapping[str, Loan] | None = None,
+    stacked: bool = True,
 ) -> Graph:
     """Build the graph of a head with symbolic width T and cache capacity C; `loans` gives its embedding
-    ("embed") or output matrix ("head") where they are the target's.
+    ("embed") or output matrix ("head") where they are the target's, `stacked` is `build_decoder`'s.
 
     Beside a decoder's inputs it takes hidden_in [1,T,d] and, of EAGLE-3, features [1,T,F]: what stood before
     a row's token in the target, or in the head itself where the target has not been there. The two are
@@ -26,12 +31,12 @@ def build_head(
     EAGLE-1 has no norm before its first layer nor before the target's output matrix; EAGLE-3 norms token and
     state apart, attends to both side by side, and adds to the state.
     """
-    return _Head(config, name, loans or {}).build_head(weights_file)
+    return _Head(config, name, loans or {}, stacked).build_head(weights_file)
 
 
 class _Head(DecoderBuilder):
-    def __init__(self, config: HeadConfig, name: str, loans: Mapping[str, Loan]) -> None:
-        super().__init__(config.layer, name)
+    def __init__(self, config: HeadConfig, name: str, loans: Mapping[str, Loan], stacked: bool) -> None:
+        super().__init__(config.layer, name, stacked=stacked)
         self.head, self.loans = config, loans
 
     def build_head(self, weights_file: str) -> Graph:

@@ -31,8 +31,8 @@ def write_pair(
 
 
 def packed_bundle(checkpoint: Path, path: Path, precision: str, context: int = 256) -> Bundle:
-    """A checkpoint alone, exported at a precision of the CPU's graph."""
-    options = ExportOptions((1, 8, 16), context, precision=precision)
+    """A checkpoint alone, exported at a precision of the CPU's graph as `hexgraft export` does."""
+    options = ExportOptions((1, 8, 16), context, precision=precision, stacked=False)
     export_bundle(open_checkpoint(checkpoint), path, options=options, report=lambda step: None)
     return open_bundle(path)
 

@@ -119,7 +119,7 @@ def _bundle() -> Bundle:
             update(step.what, step.done, step.total)
 
         head = open_draft(Path(SMOLLM2_HEAD), checkpoint)
-        options = ExportOptions(draft_precision=SMOLLM2_HEAD_PRECISION)
+        options = ExportOptions(draft_precision=SMOLLM2_HEAD_PRECISION, stacked=False)
         export_bundle(checkpoint, path, draft=head, options=options, report=report)
     return open_bundle(path)
 

@@ -116,7 +116,11 @@ def export(
     target = open_checkpoint(checkpoint)
     capacities = parse_capacities(context) or (min(DEFAULT_CONTEXT, target.config.context),)
     options = ExportOptions(
-        rows, capacities[-1], precision=cpu_precision, draft_precision=cpu_draft_precision
+        rows,
+        capacities[-1],
+        precision=cpu_precision,
+        draft_precision=cpu_draft_precision,
+        stacked=htp is not None,
     )
     if cpu_draft_precision is not None and draft is None:
         raise UsageError(

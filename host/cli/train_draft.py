@@ -214,7 +214,7 @@ def _bundle(target: Path, work: Path, job: Job, share: tuple[int, int], workers:
         bundle.verify()
         return bundle
     path, checkpoint = work / "target", open_checkpoint(target)
-    options = ExportOptions(context=min(ExportOptions().context, checkpoint.config.context))
+    options = ExportOptions(context=min(ExportOptions().context, checkpoint.config.context), stacked=False)
     check_job(target_entry(checkpoint, options), job, work, share)
     if workers.first and not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)

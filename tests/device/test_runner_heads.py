@@ -43,7 +43,8 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     else:
         head = write_head(folder / "head", target, rows=90, own_head=False)
     checkpoint = open_checkpoint(target)
-    options = ExportOptions((1, 8, 16), 128, precision="w8a8" if request.param == "w8a8" else "fp32")
+    precision = "w8a8" if request.param == "w8a8" else "fp32"
+    options = ExportOptions((1, 8, 16), 128, precision=precision, stacked=request.param == "fitted")
     draft = open_draft(head, checkpoint)
     export_bundle(checkpoint, folder / "bundle", draft=draft, options=options, report=lambda step: None)
     return open_bundle(folder / "bundle")

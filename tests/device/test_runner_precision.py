@@ -23,7 +23,7 @@ PROMPT = [40, 51, 7, 260, 33, 12]
 
 @pytest.mark.parametrize("precision", PACKED)
 def test_same_tokens_and_trees(tmp_path: Path, runner: LocalRunner, precision: str) -> None:
-    path = write_pair(tmp_path, options=ExportOptions((1, 8, 16), 256, precision=precision))
+    path = write_pair(tmp_path, options=ExportOptions((1, 8, 16), 256, precision=precision, stacked=False))
     bundle = open_bundle(path)
     local = [CpuSession(bundle, role, threads=1) for role in ("target", "draft")]
     remote = [RunnerSession(runner.connection, str(path), role) for role in ("target", "draft")]

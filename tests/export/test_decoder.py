@@ -61,10 +61,11 @@ def session_logits(session: CpuSession, tokens: list[int], width: int) -> NDArra
     return np.stack(found)
 
 
+@pytest.mark.parametrize("stacked", [True, False])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_logits_of_every_width_equal_transformers(name: str, tmp_path: Path) -> None:
+def test_logits_of_every_width_equal_transformers(name: str, stacked: bool, tmp_path: Path) -> None:
     checkpoint = write_tiny_hf(tmp_path / "model", **FAMILIES[name])
-    options = ExportOptions(WIDTHS, 256)
+    options = ExportOptions(WIDTHS, 256, stacked=stacked)
     export_bundle(open_checkpoint(checkpoint), tmp_path / "b", options=options, report=lambda step: None)
     bundle = open_bundle(tmp_path / "b")
     tokens = np.random.default_rng(1).integers(0, 320, 140).tolist()
@@ -78,12 +79,13 @@ def test_logits_of_every_width_equal_transformers(name: str, tmp_path: Path) -> 
             assert (logits.argmax(1) == expected.argmax(1)).all()
 
 
-def test_a_tree_pass_equals_transformers_on_each_path(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stacked", [True, False])
+def test_a_tree_pass_equals_transformers_on_each_path(stacked: bool, tmp_path: Path) -> None:
     checkpoint = write_tiny_hf(tmp_path / "model", family="qwen2", heads=8, kv_heads=2, hidden=128)
     export_bundle(
         open_checkpoint(checkpoint),
         tmp_path / "b",
-        options=ExportOptions(WIDTHS, 64),
+        options=ExportOptions(WIDTHS, 64, stacked=stacked),
         report=lambda step: None,
     )
     session = CpuSession(open_bundle(tmp_path / "b"))

@@ -21,7 +21,8 @@ TOLERANCE = 1e-3
 
 def exported(checkpoint: Path, bundle: Path, context: int = CONTEXT) -> Bundle:
     target = open_checkpoint(checkpoint)
-    options = ExportOptions((1, 8, 32), min(context, target.config.context))
+    # As `hexgraft export` makes them for the CPU alone.
+    options = ExportOptions((1, 8, 32), min(context, target.config.context), stacked=False)
     export_bundle(target, bundle, options=options, report=lambda step: None)
     return open_bundle(bundle)
 

@@ -24,6 +24,7 @@ from hexgraft.export.train.generate import Plan, generate_wave, wave_path, waves
 from hexgraft.export.train.seeds import Request, fixed_prompts, read_prompts, requests, sums  # noqa: E402
 from hexgraft.export.train.texts import TextBatch  # noqa: E402
 from hexgraft.export.train.torch_graph import TorchGraph  # noqa: E402
+from hexgraft.export.writer import ExportOptions  # noqa: E402
 
 PROMPT_IDS = ([5, 9, 40, 41, 7], [11, 8, 30, 31, 32, 33, 34, 20])
 
@@ -31,7 +32,8 @@ PROMPT_IDS = ([5, 9, 40, 41, 7], [11, 8, 30, 31, 32, 33, 34, 20])
 @pytest.fixture(scope="module", params=["llama", "qwen2"])
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     folder = tmp_path_factory.mktemp(request.param)
-    return make_pair(folder, noise=None, family=request.param, layers=4)
+    options = ExportOptions((1, 8, 16, 32), 256, stacked=request.param == "llama")
+    return make_pair(folder, noise=None, options=options, family=request.param, layers=4)
 
 
 def encode(text: str) -> list[int]:
