@@ -19,6 +19,10 @@ WIDTH = "width"
 CAPACITY = "capacity"
 COLUMNS = "capacity_plus_width"
 
+SHORT = 1536
+"""Cache slots times query heads a key/value head up to which a product for each of these is faster than one
+for all."""
+
 
 def dimensions(width: int, capacity: int) -> dict[str, int]:
     """Sizes of the graph's symbolic dimensions, for `fix_dimensions` or a runtime's free-dimension
@@ -45,9 +49,9 @@ def build_decoder(
     exports. A config with a window adds the input attention_mask_local, one with a local RoPE
     position_ids_cos_local and _sin_local, in the shapes of their namesakes.
 
-    The query heads that share a key/value head are `stacked` as rows of one product, which the NPU's graphs
-    are made of, or stand side by side: on the CPU that takes two nodes a layer less, and a product of one row
-    reads the cache as it lies, where one of several copies it first.
+    The query heads that share a key/value head are `stacked` as rows of one product, as the NPU's graphs are
+    made. Otherwise each pass chooses, by its shapes: products of a single row read the cache as it lies,
+    where those of several copy it first, and a short cache is cheap to copy for every head.
     """
     return DecoderBuilder(config, name, stacked=stacked).build(weights_file, features)
 
@@ -115,19 +119,35 @@ class DecoderBuilder:
         )
         for table in tables:
             g.node("Squeeze", [f"position_ids_{table}", g.constant("axis_1", [1])], f"rope_{table}")
-        # Stacked query rows of one key/value head stand group by group, [group * T], so the mask repeats
+        key_shape = g.node("Shape", ["past_key_0_in"], "capacity_shape", start=3, end=4)
+        width_shape = g.node("Shape", ["input_ids"], "width_shape", start=1, end=2)
+        g.node("Concat", [key_shape, width_shape], "cache_and_rows", axis=0)
+        # Query rows of one key/value head are stacked group by group, [group * T], so the mask repeats
         # likewise.
         masks = {"grouped_mask": mask}
         if self.config.window is not None:
             masks["grouped_mask_local"] = "attention_mask_local"
+        if not self.stacked and group > 1:
+            self._choose_stacks(key_shape, width_shape)
         for grouped, one in masks.items():
-            if self.stacked and group > 1:
+            if group == 1:
+                g.node("Identity", [one], grouped)
+            elif self.stacked:
                 g.node("Concat", [one] * group, grouped, axis=2)
             else:
-                g.node("Identity", [one], grouped)
-        key_shape = g.node("Shape", ["past_key_0_in"], "capacity_shape", start=3, end=4)
-        width_shape = g.node("Shape", ["input_ids"], "width_shape", start=1, end=2)
-        g.node("Concat", [key_shape, width_shape], "cache_and_rows", axis=0)
+                stacked = g.node("Concat", [one] * group, grouped + ".stacked", axis=2)
+                g.node("Reshape", [stacked, "mask_stacks"], grouped)
+
+    def _choose_stacks(self, capacity: str, width: str) -> None:
+        """The shapes of queries, [kv_heads, S, rows, head_dim], and mask, [1, S, rows, columns], of this
+        pass: S is 1, or the group where its heads stand side by side."""
+        c, g = self.config, self.graph
+        single = g.node("Equal", [width, g.constant("single_row", [1])], "is_single")
+        short = g.node("LessOrEqual", [capacity, g.constant("short", [SHORT // c.group])], "is_short")
+        apart = g.node("Or", [single, short], "is_apart")
+        for name, first, last in (("q", c.kv_heads, c.head_dim), ("mask", 1, 0)):
+            shapes = [g.constant(f"{name}_of_{s}", [first, s, -1, last]) for s in (c.group, 1)]
+            g.node("Where", [apart, *shapes], f"{name}_stacks")
 
     def _norm(self, name: str, x: str, factor: float = 1.0, size: int | None = None) -> str:
         """RMSNormalization as one operator: hand-written, its square sum overflows fp16 on the NPU."""
@@ -183,8 +203,12 @@ class DecoderBuilder:
             "Reshape", [q, g.constant("q_heads", [-1, c.kv_heads, c.group, c.head_dim])], layer + "q.heads"
         )
         q = g.node("Transpose", [q], layer + "q.by_head", perm=[1, 2, 0, 3])
-        if self.stacked:
-            q = g.node("Reshape", [q, g.constant("q_stacked", [c.kv_heads, 1, -1, c.head_dim])], layer + "q")
+        stacks = (
+            g.constant("q_stacked", [c.kv_heads, 1, -1, c.head_dim])
+            if self.stacked or c.group == 1
+            else "q_stacks"
+        )
+        q = g.node("Reshape", [q, stacks], layer + "q")
         kv_heads = g.constant("kv_heads", [-1, c.kv_heads, 1, c.head_dim])
         k = g.node("Reshape", [k, kv_heads], layer + "k.heads")
         k = g.node("Transpose", [k], f"past_key_{i}_out", perm=[1, 2, 3, 0])
@@ -212,12 +236,11 @@ class DecoderBuilder:
         y_past = g.node("MatMul", [p_past, f"past_value_{i}_in"], layer + "mix.cache")
         y_rows = g.node("MatMul", [p_rows, v], layer + "mix.rows")
         y = g.node("Add", [y_past, y_rows], layer + "mix.stacked")
-        if self.stacked:
-            y = g.node(
-                "Reshape",
-                [y, g.constant("mix_heads", [c.kv_heads, c.group, -1, c.head_dim])],
-                layer + "mix.heads",
-            )
+        y = g.node(
+            "Reshape",
+            [y, g.constant("mix_heads", [c.kv_heads, c.group, -1, c.head_dim])],
+            layer + "mix.heads",
+        )
         y = g.node("Transpose", [y], layer + "mix.by_row", perm=[2, 0, 1, 3])
         y = g.node("Reshape", [y, g.constant("mix_flat", [1, -1, q_size])], layer + "mix")
         y = self._project(

@@ -15,7 +15,6 @@ from onnx import TensorProto, helper, numpy_helper
 _ALL = "all_heads"
 _ROTATED = "rotated_heads_and_values"
 _QUERIES = "queries_and_keys"
-_GROUPED = "grouped_queries"
 
 
 class HeadsFirst:
@@ -26,13 +25,11 @@ class HeadsFirst:
             next(tensor for tensor in graph.initializer if tensor.name == "q_heads")
         ).tolist()
         heads = kv_heads * group
-        self._stacked = any(tensor.name == "q_stacked" for tensor in graph.initializer)
         self.constants = _constants(
             {
                 _ALL: [1, -1, heads + 2 * kv_heads, size],
                 _ROTATED: [heads + kv_heads, kv_heads],
                 _QUERIES: [heads, kv_heads],
-                _GROUPED: [kv_heads, 1 if self._stacked else group, -1, size],
             }
         )
         self._same: dict[str, str] = {}
@@ -47,8 +44,8 @@ class HeadsFirst:
             yield _node("Reshape", [inputs[0], _ALL], [layer + "qkv.heads"])
             yield _node("Transpose", [layer + "qkv.heads"], [layer + "qkv.by_head"], perm=[0, 2, 1, 3])
             yield _node("Split", [layer + "qkv.by_head", _ROTATED], list(node.output), axis=1)
-        elif part == ("q" if self._stacked else "q.by_head"):
-            yield _node("Reshape", [inputs[0], _GROUPED], [name])
+        elif part == "q":
+            yield _node("Reshape", inputs, [name])
         elif part in ("qk.heads", "qk.normed", "q.heads", "q.by_head", "k.heads", "v.heads"):
             self._same[name] = inputs[0]
         elif part in ("q.unnormed", "q.rows"):

@@ -50,7 +50,7 @@ class Levels(ModelDrafter):
         found = self._model.start(tokens, self._top_k)
         for level in range(1, depth + 1):
             first = len(candidates)
-            self._collect(candidates, scores, frontier, found)
+            self._collect(candidates, scores, frontier, found, _bound(scores, limits))
             if level == depth:
                 break
             frontier = self._frontier(candidates, scores, first, limits)
@@ -64,12 +64,18 @@ class Levels(ModelDrafter):
             found = self._model.expand(candidates, frontier, self._top_k)
         return self._rerank(candidates, scores, limits.nodes)
 
-    def _collect(self, tree: TreeBuilder, scores: list[float], frontier: list[int], found: TopK) -> None:
+    def _collect(
+        self, tree: TreeBuilder, scores: list[float], frontier: list[int], found: TopK, bound: float
+    ) -> None:
+        """Take in the children found, but those at or below `bound`, which the tree has no room for."""
         logs = found.logits - found.log_sum[:, None]
-        for parent, ids, log in zip(frontier, found.ids, logs, strict=True):
-            for token, value in zip(ids, log, strict=True):
-                tree.add(parent, int(token), float(np.exp(value)), self.name)
-                scores.append(scores[parent] + self._trusted(float(value)))
+        rows = zip(frontier, found.ids.tolist(), logs.tolist(), np.exp(logs).tolist(), strict=True)
+        for parent, ids, values, shares in rows:
+            for token, value, share in zip(ids, values, shares, strict=True):
+                score = scores[parent] + self._trusted(value)
+                if score > bound:
+                    tree.add(parent, token, share, self.name)
+                    scores.append(score)
 
     def _trusted(self, log: float) -> float:
         return self._calibration.correct(log) if self._calibration else min(0.0, log)
@@ -81,8 +87,7 @@ class Levels(ModelDrafter):
         done.
         """
         size = min(self._top_k, self._model.session.spec.max_width, self._model.free())
-        kept = heapq.nlargest(limits.nodes - 1, scores[1:])
-        bound = kept[-1] if len(kept) == limits.nodes - 1 else -np.inf
+        bound = _bound(scores, limits)
         nodes = [
             n for n in range(first, len(tree)) if tree.tokens[n] not in limits.stops and scores[n] > bound
         ]
@@ -102,6 +107,12 @@ class Levels(ModelDrafter):
         if self._calibration:
             self._calibration.learn(trials(tree, path))
         self._model.accept([self._candidate[node] for node in path])
+
+
+def _bound(scores: list[float], limits: Limits) -> float:
+    """The worst score of those candidates that fill the tree, minus infinity while they do not."""
+    kept = heapq.nlargest(limits.nodes - 1, scores[1:])
+    return kept[-1] if len(kept) == limits.nodes - 1 else -math.inf
 
 
 def _afforded(frontier: list[int], scores: list[float], kept: float, pace: Pace) -> list[int]:

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from families import save_family
 from numpy.typing import NDArray
 from pair import make_pair
 from tiny import write_tiny_hf
@@ -21,6 +22,7 @@ from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.cpu_session import CpuSession
 from hexgraft.host.session import causal, tree_visibility
 from hexgraft.host.tree import TreeBuilder
+from hexgraft.models import decoder
 from hexgraft.models.checkpoint import open_checkpoint
 from hexgraft.models.decoder import build_decoder, dimensions
 from hexgraft.models.fetch import fetch_smollm2
@@ -77,6 +79,45 @@ def test_logits_of_every_width_equal_transformers(name: str, stacked: bool, tmp_
             logits = session_logits(session, tokens, width)
             np.testing.assert_allclose(logits, expected, atol=2e-3, rtol=0)
             assert (logits.argmax(1) == expected.argmax(1)).all()
+
+
+def stacks_of(bundle: Bundle, width: int, capacity: int) -> int:
+    """The stacks that a pass puts the queries of a key/value head in."""
+    file = bundle.file(bundle.graph("target", "cpu").file)
+    proto = onnx.load(file)
+    proto.graph.output.append(onnx.helper.make_tensor_value_info("q_stacks", onnx.TensorProto.INT64, [4]))
+    session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    sizes = dimensions(width, capacity)
+    types = {"tensor(float)": np.float32, "tensor(int32)": np.int32}
+    inputs = {
+        value.name: np.zeros([sizes.get(size, size) for size in value.shape], types[value.type])
+        for value in session.get_inputs()
+    }
+    shape = session.run(["q_stacks"], inputs)[0].tolist()
+    model = bundle.target
+    assert [shape[0], *shape[2:]] == [model.kv_heads, -1, model.head_dim]
+    return int(shape[1])
+
+
+@pytest.mark.parametrize("name", ["gemma2", "qwen3"])
+def test_stacks_are_chosen_by_rows_and_capacity_and_change_hardly_a_digit(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Side by side for one row and in a cache of 64 slots, stacked for more rows in one of 128 or 192."""
+    checkpoint = open_checkpoint(save_family(tmp_path / "model", name))
+    group = checkpoint.config.group
+    assert group > 1
+    monkeypatch.setattr(decoder, "SHORT", 64 * group)
+    tokens, found = np.random.default_rng(3).integers(0, 300, 150).tolist(), []
+    for stacked in (True, False):
+        options = ExportOptions((1, 8), 192, stacked=stacked)
+        export_bundle(checkpoint, tmp_path / str(stacked), options=options, report=lambda step: None)
+        bundle = open_bundle(tmp_path / str(stacked))
+        session = CpuSession(bundle, threads=1)
+        found.append([session_logits(session, tokens, width) for width in (1, 8)])
+    for stacks, chosen in zip(*found, strict=True):
+        np.testing.assert_allclose(chosen, stacks, atol=3e-5 * float(np.abs(stacks).max()), rtol=0)
+    assert [stacks_of(bundle, *sizes) for sizes in ((1, 192), (8, 64), (8, 65))] == [group, group, 1]
 
 
 @pytest.mark.parametrize("stacked", [True, False])
