@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from itertools import pairwise
 
 import msgspec
 
@@ -87,6 +88,12 @@ def fan_out(drafter: str) -> str | None:
 def tree_sizes(widths: Sequence[int]) -> list[int]:
     """The sizes of trees worth trying: a tree that fills a graph costs what a smaller one in it does."""
     return [width for width in widths if 2 <= width <= LARGEST]
+
+
+def halfway(sizes: Sequence[int]) -> list[int]:
+    """Sizes and those halfway to the next one: where any width runs, a tree costs what its own rows cost."""
+    middles = [(low + high) // 2 for low, high in pairwise(sizes)]
+    return sorted({*sizes, *middles})
 
 
 def neighbours(setting: Setting, sizes: Sequence[int]) -> list[Setting]:

@@ -15,7 +15,7 @@ from hexgraft.host.drafters.knobs import KNOBS
 from hexgraft.host.measure.costs import Costs
 from hexgraft.host.measure.metered import Metered
 from hexgraft.host.measure.profile import ProfileError
-from hexgraft.host.measure.setting import Maker, OpenDraft, Setting, neighbours, tree_sizes
+from hexgraft.host.measure.setting import Maker, OpenDraft, Setting, halfway, neighbours, tree_sizes
 from hexgraft.host.measure.trial import Bench, Trial, run_trial
 
 PAYS = 1.05
@@ -83,8 +83,9 @@ class Search:
                     self.guess(self._first(name, size, sizes[-1]))
             except ProfileError:
                 continue  # without times of a draft model this drafter cannot be predicted
+        between = sizes if self.costs.target.padded else halfway(sizes)
         for guess in self.best_of_drafters():
-            self._climb(guess, sizes)
+            self._climb(guess, between)
         return self.ranking()
 
     def best_of_drafters(self) -> list[Guess]:
@@ -195,4 +196,5 @@ def adapt(
 
     drafter = make(counted)
     meter = meters[-1] if meters else None
+    sizes = sorted({*sizes, start})
     return Adaptive(drafter, costs, sizes, start, foreseen=foreseen, meter=meter, prior=prior, lesson=lesson)

@@ -27,6 +27,7 @@ from hexgraft.host.measure.setting import (
     Setting,
     every_setting,
     fan_out,
+    halfway,
     maker,
     neighbours,
     usable_drafters,
@@ -192,6 +193,19 @@ def test_acceptance_by_depth_and_rank_is_kept(bundle: Bundle) -> None:
     assert guess.trial.by_rank[0].rate > guess.trial.by_rank[1].rate
     assert verdict.choice.by_depth
     assert all(accepted <= tried for accepted, tried in verdict.choice.by_rank)
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_sizes_between_widths_are_tried_where_passes_are_not_padded(
+    bundle: Bundle, coarse: None, padded: bool
+) -> None:
+    place = pace(bundle, "steep")
+    search = place.search(place.transcripts(SIX[:1]))
+    search.costs.target.padded = padded
+    search.run(["lookup"], search.sizes)
+    tried = {setting.tree_size for setting in search.guesses}
+    assert halfway([2, 4, 8, 16]) == [2, 3, 4, 6, 8, 12, 16]
+    assert tried == set(search.sizes if padded else halfway(search.sizes))
 
 
 def test_settings_around_one() -> None:
