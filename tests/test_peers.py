@@ -19,18 +19,18 @@ import sys
 sys.path.insert(0, {peers!r})
 from serving import Clock, serve
 
-def load(model, threads, lookup):
+def load(model, threads, mode):
     if model.endswith("broken"):
         raise ValueError("no such model")
     print("what a library prints is not an answer")
-    def generate(prompt, count, speculate):
+    def generate(prompt, count):
         if prompt == [13]:
             raise KeyError("thirteen")
         if prompt == [14]:
             sys.exit(1)
         clock = Clock()
         clock.add(prompt)
-        clock.add([threads, int(speculate)] * count)
+        clock.add([threads, int(mode == 'lookup')] * count)
         return clock
     return generate
 
@@ -97,10 +97,13 @@ def test_the_table_tells_ratios_and_where_outputs_part() -> None:
     from benchmarks.peers import table
     from benchmarks.peers.contest import Result
 
-    ours = Result("hexgraft fp32", "plain", {"chat": [10.0, 20.0, 40.0]}, {"chat": [1, 2, 3, 4]})
-    theirs = Result("other", "plain", {"chat": [5.0, 10.0, 80.0]}, {"chat": [1, 2, 9, 4]})
-    short = Result("third", "plain", {"chat": [20.0]}, {"chat": [1, 2]})
+    speeds = {"chat": [10.0, 20.0, 40.0], "edit": [30.0, 60.0, 40.0]}
+    ours = Result("hexgraft fp32", "plain", speeds, {"chat": [1, 2, 3, 4], "edit": [5, 6]})
+    slow = {"chat": [5.0, 10.0, 80.0], "edit": [15.0, 30.0, 80.0]}
+    theirs = Result("other", "plain", slow, {"chat": [1, 2, 9, 4], "edit": [5, 6, 7]})
+    short = Result("third", "plain", {"chat": [20.0], "edit": [60.0]}, {"chat": [1], "edit": [7, 6]})
     lines = table("float", [ours, theirs, short]).splitlines()
-    assert lines[2] == "| hexgraft fp32, plain | 20.0 | 1.00x | never |"
-    assert lines[3] == "| other, plain | 10.0 | 0.50x | 2 |"
-    assert lines[4] == "| third, plain | 20.0 | 2.00x | ends at 2 |"
+    assert lines[0] == "| float | chat | edit | all | of ours | other texts |"
+    assert lines[2] == "| hexgraft fp32, plain | 20.0 | 40.0 | 30.0 | 1.00x | none |"
+    assert lines[3] == "| other, plain | 10.0 | 30.0 | 15.0 | 0.50x | 1 of 2, from 2 on |"
+    assert lines[4] == "| third, plain | 20.0 | 60.0 | 30.0 | 2.00x | 2 of 2, from 0 on |"

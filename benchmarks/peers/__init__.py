@@ -5,24 +5,23 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from statistics import median
 
 from benchmarks.figure import Figure
 from benchmarks.peers.contest import HALF, OURS, Result, precisions, run
-from benchmarks.smollm2 import smollm2_checkpoint
-from hexgraft.host.bundle import open_bundle
-from hexgraft.host.cli.demo_prompts import PROMPTS
+from benchmarks.smollm2 import smollm2_bundle, smollm2_checkpoint
+from hexgraft.host.lab.prompts import CATEGORIES, LAB_PROMPTS
 from hexgraft.host.text import TextCodec
-
-CHOSEN = ("chat", "copy-edit")
 
 
 def figures() -> Iterator[Figure]:
-    source = smollm2_checkpoint()
-    contests = precisions(source)
-    codec = TextCodec(open_bundle(contests["fp32"][0].make(Path())))
-    prompts = {name: codec.encode_chat([{"role": "user", "content": PROMPTS[name]}]) for name in CHOSEN}
+    """One prompt of each of the lab's kinds; goals are for all of them together."""
+    contests = precisions(smollm2_checkpoint())
+    codec = TextCodec(smollm2_bundle())
+    prompts = {}
+    for kind in CATEGORIES:
+        text = next(prompt.text for prompt in LAB_PROMPTS if prompt.category == kind)
+        prompts[kind] = codec.encode_chat([{"role": "user", "content": text}])
     for precision, contenders in contests.items():
         results = list(run(contenders, prompts))
         print(table(precision, results), file=sys.stderr, flush=True)
@@ -32,42 +31,45 @@ def figures() -> Iterator[Figure]:
             continue
         goals = ("", "") if precision == HALF else (">= 0.9", ">= 1.2")
         plain = [result for result in peers if result.mode == "plain"]
-        for prompt in prompts:
-            if plain:
-                name = f"{precision}, {prompt}: plain, of the fastest peer"
-                yield _figure(name, ours[:1], plain, prompt, goals[0])
-            yield _figure(
-                f"{precision}, {prompt}: our best, of the peers' best", ours, peers, prompt, goals[1]
-            )
+        if plain:
+            yield _figure(f"{precision}: plain, of the fastest peer", ours[:1], plain, CATEGORIES, goals[0])
+        best = f"{precision}: our best, of the peers' best"
+        yield _figure(best, ours, peers, CATEGORIES, goals[1])
+        for kind in CATEGORIES:
+            yield _figure(best.replace(":", f", {kind}:"), ours, peers, [kind], "")
 
 
-def _figure(name: str, ours: Sequence[Result], peers: Sequence[Result], prompt: str, goal: str) -> Figure:
-    best, rival = (max(group, key=lambda one: median(one.speeds[prompt])) for group in (ours, peers))
-    return Figure(f"{name} ({rival.label})", best.ratio(rival, prompt), "x", goal)
+def _figure(
+    name: str, ours: Sequence[Result], peers: Sequence[Result], prompts: Sequence[str], goal: str
+) -> Figure:
+    best, rival = (max(group, key=lambda one: median(one.over(prompts))) for group in (ours, peers))
+    return Figure(f"{name} ({rival.label})", best.ratio(rival, prompts), "x", goal)
 
 
 def table(precision: str, results: Sequence[Result]) -> str:
-    """Markdown: speeds, how many times as fast as our plain decoding that is, and from which token on
-    the output is another than our plain decoding's."""
+    """Markdown: tokens a second by prompt and over all, how many times as fast as our plain decoding that is,
+    and how many texts are others than our plain decoding's, from which token on."""
     if not results:
         return f"{precision}: nobody ran"
     prompts = list(results[0].speeds)
-    head = [f"{prompt}: {what}" for prompt in prompts for what in ("tokens/s", "of ours", "differs at")]
-    lines = [f"| {precision} | {' | '.join(head)} |", "|---" * (len(head) + 1) + "|"]
+    head = [precision, *prompts, "all", "of ours", "other texts"]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for result in results:
-        cells = []
-        for prompt in prompts:
-            cells += [
-                f"{median(result.speeds[prompt]):.1f}",
-                f"{result.ratio(results[0], prompt):.2f}x",
-                _differs(result.tokens[prompt], results[0].tokens[prompt]),
-            ]
-        lines.append(f"| {result.label} | {' | '.join(cells)} |")
+        cells = [f"{median(result.speeds[prompt]):.1f}" for prompt in prompts]
+        cells += [f"{median(result.over(prompts)):.1f}", f"{result.ratio(results[0], prompts):.2f}x"]
+        lines.append(f"| {result.label} | {' | '.join(cells)} | {_others(result, results[0])} |")
     return "\n".join(lines) + "\n"
 
 
-def _differs(tokens: Sequence[int], reference: Sequence[int]) -> str:
+def _others(result: Result, reference: Result) -> str:
+    places = [_differs(result.tokens[prompt], tokens) for prompt, tokens in reference.tokens.items()]
+    found = [place for place in places if place is not None]
+    return f"{len(found)} of {len(places)}, from {min(found)} on" if found else "none"
+
+
+def _differs(tokens: Sequence[int], reference: Sequence[int]) -> int | None:
+    """Where two texts part, None if they do not."""
     for place, (one, other) in enumerate(zip(tokens, reference, strict=False)):
         if one != other:
-            return str(place)
-    return "never" if len(tokens) >= len(reference) else f"ends at {len(tokens)}"
+            return place
+    return None if len(tokens) >= len(reference) else len(tokens)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,10 +28,17 @@ TOKENS = int(os.environ.get("PEERS_TOKENS", "96"))
 REPEATS = 3
 THREADS = int(os.environ.get("PEERS_THREADS", "2"))
 """With one thread, speeds are tokens a second of processor time, which a busy machine hardly changes."""
-CLASS_SECONDS = 100
+CLASS_SECONDS = 150
 """No further repeat is begun after this long: on a busy machine there are fewer."""
 
 OURS = "hexgraft"
+DRAFTS = {
+    "fp32": ("lookup 8", "lookup+levels 6"),
+    "w8a8": ("lookup 5", "lookup+levels 3"),
+    "w4a8": ("lookup 5", "lookup+levels 2"),
+}
+"""Our drafters and the nodes of their trees: lookup as peers have it, and together with the head. The sizes
+are about those that `hexgraft tune` chooses here."""
 HALF = "F16"
 """Two peers read no fp32: ours against their half precision is told, but held to no goal."""
 Precision = tuple["Contender", ...]
@@ -39,7 +46,7 @@ Precision = tuple["Contender", ...]
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """`make` gives its model's path, made if need be; `modes` of "plain" and "lookup" are tried."""
+    """`make` gives its model's path, made if need be; each of `modes` is tried."""
 
     name: str
     environment: Environment
@@ -61,9 +68,14 @@ class Result:
     def label(self) -> str:
         return f"{self.contender}, {self.mode}"
 
-    def ratio(self, other: Result, prompt: str) -> float:
+    def over(self, prompts: Sequence[str]) -> list[float]:
+        """Tokens a second over several prompts of equally many tokens, one for each repeat."""
+        repeats = zip(*(self.speeds[prompt] for prompt in prompts), strict=False)
+        return [len(speeds) / sum(1 / speed for speed in speeds) for speeds in repeats]
+
+    def ratio(self, other: Result, prompts: Sequence[str]) -> float:
         """How many times as fast as another, the median over repeats side by side."""
-        pairs = zip(self.speeds[prompt], other.speeds[prompt], strict=False)
+        pairs = zip(self.over(prompts), other.over(prompts), strict=False)
         return median(ours / theirs for ours, theirs in pairs)
 
 
@@ -74,12 +86,13 @@ def precisions(source: Path) -> dict[str, Precision]:
     def stored(kind: str) -> Path:
         return models.once(folder / f"{kind}.gguf", lambda path: models.gguf_of(source, kind, path))
 
-    def ours(precision: str, kind: str | None = None) -> Contender:
+    def ours(precision: str, kind: str, make_source: Callable[[], Path]) -> Contender:
         def make(_: Path) -> Path:
-            checkpoint = stored(kind) if kind else source
-            return models.bundle(checkpoint, precision, folder / f"hexgraft-{precision}-{kind or 'file'}")
+            return models.bundle(make_source(), precision, folder / f"hexgraft-{precision}-{kind}-head")
 
-        return Contender(f"{OURS} {precision}", HEXGRAFT, "run_hexgraft.py", make)
+        return Contender(
+            f"{OURS} {precision}", HEXGRAFT, "run_hexgraft.py", make, ("plain", *DRAFTS[precision])
+        )
 
     def hf(_: Path) -> Path:
         return models.once(folder / "hf", lambda path: models.hf_folder(source, path))
@@ -104,11 +117,13 @@ def precisions(source: Path) -> dict[str, Precision]:
         )
 
     transformers = Contender("transformers fp32", TRANSFORMERS, "run_transformers.py", hf)
+    full = ours("fp32", "file", lambda: source)
     return {
-        "fp32": (ours("fp32"), transformers, genai("fp32")),
-        HALF: (ours("fp32"), *both("F16")),
-        "8 bits": (ours("w8a8", "Q8_0"), *both("Q8_0")),
-        "4 bits": (ours("w4a8"), genai("int4"), *both(None)),
+        "fp32": (full, genai("fp32"), transformers),
+        HALF: (full, *both("F16")),
+        "8 bits": (ours("w8a8", "Q8_0", lambda: stored("Q8_0")), *both("Q8_0")),
+        "4 bits, the file's": (ours("w4a8", "file", lambda: source), *both(None)),
+        "4 bits, rounded": (ours("w4a8", "rounded", lambda: hf(Path())), genai("int4")),
     }
 
 

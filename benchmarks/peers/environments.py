@@ -53,7 +53,7 @@ class Environment:
 
 HEXGRAFT = Environment("hexgraft", (), "hexgraft.host", shared=True)
 TRANSFORMERS = Environment("transformers", ("torch", "transformers"), "transformers, torch", shared=True)
-GENAI = Environment("onnxruntime-genai", ("onnxruntime-genai",), "onnxruntime_genai")
+GENAI = Environment("onnxruntime-genai", ("onnxruntime-genai", "onnx-ir"), "onnxruntime_genai, onnx_ir")
 OPENVINO = Environment("openvino", ("openvino-genai",), "openvino_genai")
 LLAMA = Environment("llama.cpp", ("llama-cpp-python",), "llama_cpp")
 

@@ -10,8 +10,8 @@ import onnxruntime_genai as og
 from serving import Clock, serve
 
 
-def load(model: str, threads: int, lookup: bool) -> Callable[[list[int], int, bool], Clock]:
-    if lookup:
+def load(model: str, threads: int, mode: str) -> Callable[[list[int], int], Clock]:
+    if mode == "lookup":
         raise ValueError("it has no prompt lookup")
     settings = Path(model) / "genai_config.json"
     config = json.loads(settings.read_text())
@@ -19,7 +19,7 @@ def load(model: str, threads: int, lookup: bool) -> Callable[[list[int], int, bo
     settings.write_text(json.dumps(config))
     network = og.Model(model)
 
-    def generate(prompt: list[int], count: int, speculate: bool) -> Clock:
+    def generate(prompt: list[int], count: int) -> Clock:
         clock, params = Clock(), og.GeneratorParams(network)
         params.set_search_options(max_length=len(prompt) + count, do_sample=False)
         generator = og.Generator(network, params)

@@ -9,13 +9,13 @@ from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 from serving import Clock, serve
 
 
-def load(model: str, threads: int, lookup: bool) -> Callable[[list[int], int, bool], Clock]:
-    draft = LlamaPromptLookupDecoding(num_pred_tokens=10, max_ngram_size=2) if lookup else None
+def load(model: str, threads: int, mode: str) -> Callable[[list[int], int], Clock]:
+    draft = LlamaPromptLookupDecoding(num_pred_tokens=10, max_ngram_size=2) if mode == "lookup" else None
     llama = Llama(
         model, n_ctx=1024, n_threads=threads, n_threads_batch=threads, verbose=False, draft_model=draft
     )
 
-    def generate(prompt: list[int], count: int, speculate: bool) -> Clock:
+    def generate(prompt: list[int], count: int) -> Clock:
         clock = Clock()
         llama.reset()
         for token in llama.generate(prompt, temp=0.0, top_k=1, repeat_penalty=1.0, reset=False):

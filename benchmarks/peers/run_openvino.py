@@ -24,15 +24,15 @@ class Timed(genai.StreamerBase):  # type: ignore[misc]
         pass
 
 
-def load(model: str, threads: int, lookup: bool) -> Callable[[list[int], int, bool], Clock]:
-    extra: dict[str, Any] = {"prompt_lookup": True} if lookup else {}
+def load(model: str, threads: int, mode: str) -> Callable[[list[int], int], Clock]:
+    extra: dict[str, Any] = {"prompt_lookup": True} if mode == "lookup" else {}
     pipeline = genai.LLMPipeline(model, "CPU", INFERENCE_NUM_THREADS=threads, **extra)
     config = genai.GenerationConfig()
     config.do_sample, config.ignore_eos = False, True
-    if lookup:
+    if mode == "lookup":
         config.num_assistant_tokens, config.max_ngram_size = 10, 2
 
-    def generate(prompt: list[int], count: int, speculate: bool) -> Clock:
+    def generate(prompt: list[int], count: int) -> Clock:
         timed = Timed()
         config.max_new_tokens = count
         ids = ov.Tensor(np.array([prompt], np.int64))

@@ -23,12 +23,12 @@ class Timed(StoppingCriteria):  # type: ignore[misc]
         return torch.zeros(input_ids.shape[0], dtype=torch.bool)
 
 
-def load(model: str, threads: int, lookup: bool) -> Callable[[list[int], int, bool], Clock]:
+def load(model: str, threads: int, mode: str) -> Callable[[list[int], int], Clock]:
     torch.set_num_threads(threads)
     network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-    extra = {"prompt_lookup_num_tokens": 10} if lookup else {}
+    extra = {"prompt_lookup_num_tokens": 10} if mode == "lookup" else {}
 
-    def generate(prompt: list[int], count: int, speculate: bool) -> Clock:
+    def generate(prompt: list[int], count: int) -> Clock:
         ids, timed = torch.tensor([prompt]), Timed(len(prompt))
         with torch.inference_mode():
             network.generate(

@@ -35,16 +35,16 @@ class Clock:
         return {"tokens": self.tokens[:count], "timed": timed, "seconds": wall, "cpu_seconds": cpu}
 
 
-def serve(load: Callable[..., Callable[[list[int], int, bool], Clock]]) -> None:
-    """`load(model, threads, lookup)` gives a function (prompt, tokens, speculate) -> Clock.
+def serve(load: Callable[[str, int, str], Callable[[list[int], int], Clock]]) -> None:
+    """`load(model, threads, mode)` gives a function (prompt, tokens) -> Clock.
 
     Whatever a library prints goes to standard error.
     """
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    model, threads, lookup = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "lookup"
+    model, threads, mode = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     try:
-        generate = load(model, threads, lookup)
+        generate = load(model, threads, mode)
     except Exception as error:  # whatever a foreign library raises is what the driver shows
         print(json.dumps({"error": f"{type(error).__name__}: {error}"[:300]}), file=answers)
         return
@@ -52,7 +52,7 @@ def serve(load: Callable[..., Callable[[list[int], int, bool], Clock]]) -> None:
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            answer = generate(request["prompt"], request["count"], lookup).answer(request["count"])
+            answer = generate(request["prompt"], request["count"]).answer(request["count"])
         except Exception as error:  # as above
             answer = {"error": f"{type(error).__name__}: {error}"[:300]}
         print(json.dumps(answer), file=answers)
