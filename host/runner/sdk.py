@@ -9,8 +9,10 @@ import hashlib
 import re
 import shutil
 import subprocess
+import tarfile
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +27,7 @@ TARGETS = ("linux-x86_64", "linux-aarch64", "android-arm64")
 NPM_PACKAGE = "com.github.asus4.onnxruntime@0.4.9"
 """The registry package whose AAR holds ONNX Runtime's headers and its Android library (MIT)."""
 
+_NPM_AAR = PurePosixPath("package/Plugins/Android/onnxruntime.aar")
 _SUMMARY = "sdk.json"
 _AAR_LIBRARY = {"android-arm64": "jni/arm64-v8a/libonnxruntime.so"}
 _QAIRT_FOLDERS = {"linux-x86_64": "x86_64-linux-clang", "linux-aarch64": "aarch64-oe-linux-gcc11.2"}
@@ -191,9 +194,12 @@ class _Gatherer:
         archive = next(place.glob("*.tgz"), None)
         if archive is None:
             raise SdkError(f"npm packed nothing for {package}")
-        shutil.unpack_archive(archive, place, filter="data")
-        self._keep_licences(sorted((place / "package").iterdir()), package)
-        aar = place / "package" / "Plugins" / "Android" / "onnxruntime.aar"
+        try:
+            _unpack_npm(archive, place)
+        except (tarfile.TarError, EOFError, zlib.error) as error:
+            raise SdkError(f"{package} came damaged: {error}", "run the command again") from error
+        aar = place / _NPM_AAR.name
+        self._keep_licences(sorted(place.iterdir()), package)
         if not aar.is_file():
             raise SdkError(f"{package} holds no onnxruntime.aar", "give an AAR with --aar")
         return aar
@@ -241,6 +247,19 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
             yield archive
     except (OSError, zipfile.BadZipFile) as error:
         raise SdkError(f"{path} cannot be read: {error}", "give a whole AAR or wheel") from error
+
+
+def _unpack_npm(archive: Path, folder: Path) -> None:
+    """Write the AAR and the licences of an npm package into `folder`: nothing else, and under no path that
+    the archive chooses. Filters for whole archives came with Python 3.11.4 only."""
+    with tarfile.open(archive) as packed:
+        for member in packed:
+            path = PurePosixPath(member.name)
+            wanted = path == _NPM_AAR or (len(path.parts) == 2 and _LICENCE.fullmatch(path.name))
+            stream = packed.extractfile(member) if wanted and member.isfile() else None
+            if stream is not None:
+                with (folder / path.name).open("wb") as out:
+                    shutil.copyfileobj(stream, out)
 
 
 def _run(command: list[str], name: str) -> None:

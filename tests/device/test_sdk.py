@@ -136,12 +136,21 @@ def test_npm_is_the_default(aar: Path, tmp_path: Path, monkeypatch: pytest.Monke
     with tarfile.open(tmp_path / "package.tgz", "w:gz") as archive:
         archive.add(aar, "package/Plugins/Android/onnxruntime.aar")
         archive.add(tmp_path / "LICENSE", "package/LICENSE")
+        archive.add(tmp_path / "LICENSE", "../../outside")
+        link = tarfile.TarInfo("package/NOTICE")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/hostname"
+        archive.addfile(link)
     asked, package = (quote(str(tmp_path / name)) for name in ("asked", "package.tgz"))
     script = f'echo "$@" > {asked}; cp {package} "$4/p.tgz"'
     fake_command(tmp_path / "bin", "npm", script, monkeypatch)
     summary = gather("linux-x86_64", Sources(), tmp_path / "sdk")
     assert NPM_PACKAGE in (tmp_path / "asked").read_text()
     assert list(summary.licenses.values()) == [NPM_PACKAGE]
+    assert not list(tmp_path.rglob("outside"))
+    whole = (tmp_path / "package.tgz").read_bytes()
+    (tmp_path / "package.tgz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(SdkError, match="came damaged"):
+        gather("linux-x86_64", Sources(), tmp_path / "again")
     fake_command(tmp_path / "bin", "npm", "echo no such package >&2; exit 1", monkeypatch)
     with pytest.raises(SdkError, match="npm failed: no such package"):
         gather("linux-x86_64", Sources(), tmp_path / "sdk")
