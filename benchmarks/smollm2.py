@@ -1,4 +1,4 @@
-"""The real model the figures are measured on, exported once into the cache."""
+"""The real model the figures are measured on, exported into the cache once a revision."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
+from hexgraft import export, models
 from hexgraft.export.writer import ExportOptions, export_bundle
 from hexgraft.host.bundle import Bundle, open_bundle
+from hexgraft.host.manifest import MANIFEST
 from hexgraft.models.cache_folder import cache_folder
 from hexgraft.models.checkpoint import open_checkpoint
 from hexgraft.models.errors import BundleError
@@ -38,10 +40,9 @@ def _kept(name: str, head: str | None, precision: str = "fp32") -> Bundle:
         with suppress(BundleError):  # of an earlier revision
             bundle = open_bundle(path)
             made = bundle.manifest.provenance.get("draft")
-            if head is None:
-                return bundle
-            wanted = shipped_origin(head), SMOLLM2_HEAD_PRECISION
-            if made is not None and (made.checkpoint, bundle.graph("draft", "cpu").precision) == wanted:
+            drafts = None if made is None else (made.checkpoint, bundle.graph("draft", "cpu").precision)
+            wanted = None if head is None else (shipped_origin(head), SMOLLM2_HEAD_PRECISION)
+            if drafts == wanted and _is_fresh(path):
                 return bundle
         shutil.rmtree(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,6 +52,12 @@ def _kept(name: str, head: str | None, precision: str = "fp32") -> Bundle:
     options = ExportOptions(precision=precision, draft_precision=draft_precision, stacked=False)
     export_bundle(target, path, draft=draft, options=options, report=lambda step: None)
     return open_bundle(path)
+
+
+def _is_fresh(path: Path) -> bool:
+    """Whether a bundle was made after the code that makes it changed: its graphs are what is measured."""
+    code = [file for package in (models, export) for file in Path(package.__path__[0]).rglob("*.py")]
+    return (path / MANIFEST).stat().st_mtime > max(file.stat().st_mtime for file in code)
 
 
 def smollm2_checkpoint() -> Path:

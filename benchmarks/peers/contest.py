@@ -29,7 +29,7 @@ REPEATS = 3
 THREADS = int(os.environ.get("PEERS_THREADS", "2"))
 """With one thread, speeds are tokens a second of processor time, which a busy machine hardly changes."""
 CLASS_SECONDS = 150
-"""No further repeat is begun after this long: on a busy machine there are fewer."""
+"""No further repeat is begun after this long."""
 
 OURS = "hexgraft"
 DRAFTS = {
@@ -134,7 +134,7 @@ def run(contenders: Precision, prompts: dict[str, list[int]]) -> Iterator[Result
         begin, lost = time.monotonic(), set[str]()
         for repeat in range(REPEATS):
             if repeat and time.monotonic() - begin > CLASS_SECONDS:
-                print(f"busy machine: {repeat} of {REPEATS} repeats", file=sys.stderr)
+                print(f"{repeat} of {REPEATS} repeats, after {CLASS_SECONDS} s", file=sys.stderr)
                 break
             for name, prompt in prompts.items():
                 for result, worker in found:

@@ -16,12 +16,10 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from hexgraft.export.writer import ExportOptions, export_bundle
-from hexgraft.host.bundle import open_bundle
 from hexgraft.models.checkpoint import Checkpoint, open_checkpoint
 from hexgraft.models.config import ModelConfig, tensor_shapes
-from hexgraft.models.errors import BundleError
 from hexgraft.models.head_checkpoint import open_draft
-from hexgraft.models.shipped_heads import SMOLLM2_HEAD, SMOLLM2_HEAD_PRECISION, shipped_origin
+from hexgraft.models.shipped_heads import SMOLLM2_HEAD, SMOLLM2_HEAD_PRECISION
 
 _NAMES = {
     "embed": "model.embed_tokens.weight",
@@ -52,25 +50,17 @@ def once(path: Path, make: Callable[[Path], None]) -> Path:
 
 
 def bundle(checkpoint: Path, precision: str, path: Path) -> Path:
-    """A bundle of ours with SmolLM2's head at `path`, made anew if what lies there is another version's, or
-    has another head."""
+    """A bundle of ours with SmolLM2's head at `path`, made anew: one that was kept may have the graphs of an
+    earlier revision."""
     if path.exists():
-        try:
-            made = open_bundle(path).manifest.provenance.get("draft")
-            current = made is not None and made.checkpoint == shipped_origin(SMOLLM2_HEAD)
-        except BundleError:
-            current = False
-        if not current:
-            shutil.rmtree(path)
-    return once(path, lambda fresh: _export(checkpoint, precision, fresh))
-
-
-def _export(checkpoint: Path, precision: str, path: Path) -> None:
+        shutil.rmtree(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
     draft = SMOLLM2_HEAD_PRECISION if precision == "fp32" else None
     options = ExportOptions((1, 8, 16), 1024, precision=precision, draft_precision=draft, stacked=False)
     target = open_checkpoint(checkpoint)
     head = open_draft(Path(SMOLLM2_HEAD), target)
     export_bundle(target, path, draft=head, options=options, report=lambda step: None)
+    return path
 
 
 def gguf_of(checkpoint: Path, kind: str, path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from importlib import import_module
@@ -72,6 +73,14 @@ def test_it_is_remade_when_the_head_s_precision_is_another(
     bundle = make()
     assert bundle.graph("draft", "cpu").precision == SMOLLM2_HEAD_PRECISION
     bundle.verify()
+
+
+def test_benchmarks_measure_no_graphs_of_earlier_code(shipped: Path) -> None:
+    make: Callable[[], Bundle] = getattr(import_module(MAKERS[1][0]), MAKERS[1][1])
+    manifest = make().path / "bundle.json"
+    os.utime(manifest, (1e9, 1e9))
+    assert make().path / "bundle.json" == manifest
+    assert manifest.stat().st_mtime > 1.1e9
 
 
 def test_a_damaged_one_is_said_to_be(shipped: Path) -> None:
