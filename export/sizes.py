@@ -81,7 +81,7 @@ def estimate_head(head: HeadCheckpoint, target: Sizes, width: int = WIDEST) -> S
     for name in (row.precision for row in target.estimates):
         if name in PRECISIONS:
             sizes.append((name, _stored(whole, config, make_precision(name).for_head())))
-        elif size := own.weights_size if name == "fp32" else packed_size(whole, name, steady=False):
+        elif size := own.weights_size if name == "fp32" else packed_size(whole, name):
             sizes.append((name, size))
     return Sizes(
         parameters=sum(weight.nbytes for weight in own.weights) // 4,

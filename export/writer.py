@@ -181,12 +181,14 @@ class _Writer:
         config = checkpoint.config.within(self.options.context)
         features = self.options.features if role == "target" else ()
         precision = self.options.precision_of(role)
-        # Equal bits at every width need stacks: a product of one row is another kernel's.
-        stacked = self.options.stacked or precision.endswith("a8")
+        # No token hangs on a draft's last digits. Equal bits at every width need stacks: a product of one row
+        # is another kernel's.
+        steady = role == "target"
+        stacked = self.options.stacked or (steady and precision.endswith("a8"))
         graph = build_decoder(config, WEIGHTS, name=role, features=features, stacked=stacked)
         if precision != "fp32":
             with _draft_hint() if role == "draft" else nullcontext():
-                graph = pack(graph, checkpoint, precision)
+                graph = pack(graph, checkpoint, precision, steady=steady)
         return graph, config
 
     def _write(self, role: str, graph: Graph, source: Tensors, weights: str, file: str) -> None:
@@ -213,7 +215,7 @@ def _draft_hint() -> Iterator[None]:
     try:
         yield
     except ExportError as error:
-        raise ExportError(f"the draft: {error.message}", "add --cpu-draft-precision fp32") from error
+        raise ExportError(f"the draft: {error.message}", "use --cpu-draft-precision fp32") from error
 
 
 def target_entry(checkpoint: Checkpoint, options: ExportOptions) -> ModelEntry:

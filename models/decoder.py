@@ -21,7 +21,7 @@ COLUMNS = "capacity_plus_width"
 
 SHORT = 1536
 """Cache slots times query heads a key/value head up to which a product for each of these is faster than one
-for all."""
+for all, as measured on SmolLM2 with one thread and two."""
 
 
 def dimensions(width: int, capacity: int) -> dict[str, int]:

@@ -59,21 +59,20 @@ def packing_of(weight: Weight, checkpoint: Tensors | None, precision: str) -> Pa
     return Packing(out, inner, bits, precision.endswith("a8"), rests)
 
 
-def packed_size(graph: Graph, precision: str, *, steady: bool = True) -> int:
+def packed_size(graph: Graph, precision: str) -> int:
     """Bytes of the weights file at a precision, of a checkpoint whose numbers are not in blocks yet; 0 if
     they do not fit in blocks."""
     try:
-        return pack(graph, None, precision, steady=steady).weights_size
+        return pack(graph, None, precision, steady=False).weights_size
     except ExportError:
         return 0
 
 
-def pack(graph: Graph, checkpoint: Tensors | None, precision: str, *, steady: bool = True) -> PackedGraph:
+def pack(graph: Graph, checkpoint: Tensors | None, precision: str, *, steady: bool) -> PackedGraph:
     """The same graph with every matrix of its own packed: MatMul and Gemm become MatMulNBits, the embedding's
     Gather GatherBlockQuantized.
 
-    Among rounded activations it gives equal bits at every width, for which its attention pays; a head, whose
-    drafts decide no token, does without (`steady` False).
+    Among rounded activations a `steady` one gives equal bits at every width, for which its attention pays.
     """
     packings, offsets, offset = {}, [], 0
     for weight in graph.weights:

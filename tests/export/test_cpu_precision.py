@@ -89,7 +89,7 @@ def numbers(bundle: Bundle, checkpoint: Checkpoint) -> dict[str, Floats]:
     proto = onnx.load(file)
     arrays = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
     graph = build_decoder(checkpoint.config.within(bundle.target.context), "w", name="target")
-    packed = pack(graph, checkpoint, bundle.graph("target", "cpu").precision)
+    packed = pack(graph, checkpoint, bundle.graph("target", "cpu").precision, steady=True)
     assert isinstance(packed, PackedGraph)
     found = {}
     for weight in graph.weights:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from command import error_of, hexgraft
 from fitted_head import write_fitted_head
@@ -111,12 +112,27 @@ def test_a_draft_model_has_the_precision_that_was_asked_for(target: Path, tmp_pa
     assert files[1].stat().st_size > 2 * files[0].stat().st_size
 
 
+def test_only_targets_pay_for_equal_bits(target: Path, tmp_path: Path) -> None:
+    """Sums in float64 are what makes them."""
+    head = write_head(tmp_path / "head", target, rows=90)
+    for name, draft in (("with-model", target), ("with-head", head)):
+        words = ("export", target, "-o", tmp_path / name, "--draft", draft, "--context", "64")
+        result = hexgraft(*words, "--cpu-precision", "w8a8")
+        assert result.exit_code == 0, result.stderr
+        bundle, found = open_bundle(tmp_path / name), []
+        for role in ("target", "draft"):
+            proto = onnx.load(bundle.file(bundle.graph(role, "cpu").file), load_external_data=False)
+            casts = [node.attribute[0].i for node in proto.graph.node if node.op_type == "Cast"]
+            found.append(casts.count(onnx.TensorProto.DOUBLE))
+        assert found == [3 * open_checkpoint(target).config.layers, 0]
+
+
 def test_heads_that_do_not_fit_in_blocks_are_told_what_to_do(target: Path, tmp_path: Path) -> None:
     head = write_head(tmp_path / "head", target, ffn=80)
     words = ("export", target, "-o", tmp_path / "b", "--draft", head, "--cpu-precision", "w8a8")
     message, hint = error_of(hexgraft(*words))
     assert message == "the draft: w8a8 on the CPU takes blocks of 32 inputs, layers.0.down has 80"
-    assert hint == "add --cpu-draft-precision fp32"
+    assert hint == "use --cpu-draft-precision fp32"
     assert not (tmp_path / "b").exists()
     result = hexgraft(*words, "--cpu-draft-precision", "fp32", "--context", "64")
     assert result.exit_code == 0, result.stderr
