@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,30 @@ _UNSUPPORTED = ("norm_before_residual", "norm_before_fc", "speculators_model_typ
 """Switches of other trainers that change what the same tensors mean."""
 
 
+class TargetSizes(Protocol):
+    """What of a target's config a head has to fit."""
+
+    @property
+    def vocab(self) -> int: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def hidden(self) -> int: ...
+    @property
+    def tied(self) -> bool: ...
+
+
+class HeadTarget(Protocol):
+    """What a head needs of its target: a `Checkpoint`, or whatever else knows its sizes and lends its
+    matrices, as `Checkpoint.blocks`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def config(self) -> TargetSizes: ...
+    def blocks(self, name: str) -> Iterator[NDArray[np.float32]]: ...
+
+
 class HeadCheckpoint:
     """A head for one target, checked at opening from its headers: presence, shape and type of every tensor.
 
@@ -58,7 +82,7 @@ class HeadCheckpoint:
     source_format: str
     notes: list[str]
 
-    def __init__(self, path: Path, target: Checkpoint) -> None:
+    def __init__(self, path: Path, target: HeadTarget) -> None:
         self.path, self._target = path, target
         self.notes = []
         self._tensors = head_tensors(path)
@@ -94,6 +118,10 @@ class HeadCheckpoint:
             else:
                 rows = self._tensors.read(tensor, slice(start, stop))
             yield require_finite(to_float32(rows), tensor, self.path / self._tensors.files[tensor])
+
+    def brings(self, name: str) -> bool:
+        """Whether a tensor is in the head's own file and not the target's again."""
+        return name in self._names and name not in self.lent
 
     def _brings_the_target_s(self) -> bool:
         """Whether the embedding it brings is the target's to the last bit, as many published ones are."""
@@ -246,7 +274,7 @@ def _check_layers(values: dict[str, Any], features: tuple[int, ...], where: str)
         )
 
 
-def open_draft(path: Path, target: Checkpoint) -> Checkpoint | HeadCheckpoint:
+def open_draft(path: Path, target: HeadTarget) -> Checkpoint | HeadCheckpoint:
     """A draft for a target: a model of its own, or a head, which may be one that comes with hexgraft."""
     from hexgraft.models.checkpoint import open_checkpoint
     from hexgraft.models.hub import download, is_hub_id

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hexgraft.export.train.begun_head import open_begun
 from hexgraft.export.train.dataset import check_rows
 from hexgraft.export.train.generate import Plan, wave_numbers
 from hexgraft.export.train.head_file import free_bytes
@@ -25,7 +26,10 @@ def check_job(model: ModelEntry, job: Job, work: Path, share: tuple[int, int]) -
                 f"a target of {model.layers} layers has not the three states that a head reads",
                 "use --kind small --layers 2",
             )
-        check_rows(job.rows, model.vocab)
+        if job.start is None:
+            check_rows(job.rows, model.vocab)
+        else:
+            open_begun(job.start, model)
     else:
         check_small(model, job.layers)
     if job.tokens is not None:

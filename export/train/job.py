@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hexgraft.export.train.begun_head import open_begun
 from hexgraft.export.train.dataset import Dataset, coverage, frequent_tokens, read_texts
 from hexgraft.export.train.generate import Plan, generate_wave, wave_path, waves, write_wave
 from hexgraft.export.train.head_file import free_bytes
@@ -31,6 +32,7 @@ from hexgraft.host.lab.prompts import LAB_PROMPTS
 from hexgraft.host.text import TextCodec
 from hexgraft.models.errors import UsageError
 from hexgraft.models.features import eagle3_features
+from hexgraft.models.head_checkpoint import HeadCheckpoint
 
 REPORT = "report.json"
 _HELD_TOKENS = 96
@@ -52,7 +54,7 @@ class Job:
     head; a small draft has `layers` and the whole vocabulary.
 
     With `minutes` the texts get at most half of the time, and training plans for the rest of it; without
-    `tokens` (None) they get all of that half.
+    `tokens` (None) they get all of that half. A head goes on from the head `start`, whose tokens it keeps.
     """
 
     kind: str = "head"
@@ -65,6 +67,7 @@ class Job:
     minutes: float | None = None
     train: TrainOptions = field(default_factory=TrainOptions)
     layers: int = 4
+    start: Path | None = None
 
     @property
     def waves(self) -> int | None:
@@ -141,17 +144,20 @@ class TrainingJob:
         """Train on the first `count` waves and write the best head at `output`; returns the report."""
         texts = read_texts(self.work.files(count))
         job, vocab = self.job, self.bundle.target.vocab
-        tokens = frequent_tokens(texts, vocab, job.rows if job.kind == "head" else vocab)
+        start = open_begun(job.start, self.bundle.target) if job.start else None
+        if start is None:
+            tokens = frequent_tokens(texts, vocab, job.rows if job.kind == "head" else vocab)
+        else:
+            tokens = np.arange(vocab) if start.tokens is None else start.tokens.astype(np.int64)
         data = Dataset(texts, self.graph, tokens)
         check_written(data.written)
         if workers.first:
             self._held()
         workers.wait()
         held = Dataset(self._held(), self.graph, tokens)
-        run = TrainingRun(
-            self._draft(data, tokens), data, held, tokens, self.work, self.graph, job, workers, count
-        )
-        report = run.run(output, self._recipe(count), self.say, advance, self._left)
+        draft = self._draft(data, tokens, start)
+        run = TrainingRun(draft, data, held, tokens, self.work, self.graph, job, workers, count)
+        report = run.run(output, self._recipe(count, len(tokens), start), self.say, advance, self._left)
         report["data"] = {
             "waves": count,
             "texts": len(data.texts),
@@ -167,13 +173,13 @@ class TrainingJob:
         workers.wait()  # all leave at once: gloo may abort a process whose peer is gone or still at work
         return report
 
-    def _draft(self, data: Dataset, tokens: NDArray[np.int64]) -> Draft:
+    def _draft(self, data: Dataset, tokens: NDArray[np.int64], start: HeadCheckpoint | None) -> Draft:
         if self.job.kind == "small":
             return SmallDraft(self.graph, self.bundle, self.job.layers)
         features = self.work.plan.features
-        return HeadDraft(self.graph, self.bundle, data, tokens, features, self.job.seed)
+        return HeadDraft(self.graph, self.bundle, data, tokens, features, self.job.seed, start)
 
-    def _recipe(self, waves: int) -> dict[str, Any]:
+    def _recipe(self, waves: int, rows: int, start: HeadCheckpoint | None) -> dict[str, Any]:
         return {
             "kind": self.job.kind,
             "target": self.bundle.target.name,
@@ -183,10 +189,11 @@ class TrainingJob:
             "waves": waves,
             "texts": self.job.texts,
             "new_tokens": self.job.new_tokens,
-            "vocab": self.job.rows if self.job.kind == "head" else self.bundle.target.vocab,
+            "vocab": rows,
             "layers": self.job.layers if self.job.kind == "small" else 1,
             "minutes": self.job.minutes,
             "own_prompts": len(self.job.extra),
+            "from": None if start is None else start.origin,
             "training": asdict(self.job.train),
         }
 

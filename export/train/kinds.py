@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hexgraft.export.train.begun_head import begun_head
 from hexgraft.export.train.dataset import Dataset
 from hexgraft.export.train.draft_net import DraftNet
 from hexgraft.export.train.head_file import write_head
@@ -18,6 +19,7 @@ from hexgraft.export.train.small_net import initial_small
 from hexgraft.export.train.torch_graph import TorchGraph
 from hexgraft.export.train.trainer import feature_scale
 from hexgraft.host.bundle import Bundle
+from hexgraft.models.head_checkpoint import HeadCheckpoint
 
 KINDS = ("head", "small")
 
@@ -33,7 +35,7 @@ class Draft(Protocol):
 
 
 class HeadDraft:
-    """An EAGLE-3 head that proposes `tokens`."""
+    """An EAGLE-3 head that proposes `tokens`, begun as the head `start` or as the target's last layer."""
 
     net: DraftNet
 
@@ -45,8 +47,11 @@ class HeadDraft:
         tokens: NDArray[np.int64],
         features: tuple[int, ...],
         seed: int,
+        start: HeadCheckpoint | None,
     ) -> None:
-        self._head = initial_head(graph, features, feature_scale(data), seed).to(graph.device)
+        scale = feature_scale(data)
+        head = begun_head(start, scale) if start else initial_head(graph, features, scale, seed)
+        self._head = head.to(graph.device)
         self.net, self._bundle, self._tokens = self._head, bundle, tokens
 
     def write(self, folder: Path, extra: dict[str, dict[str, Any]]) -> None:

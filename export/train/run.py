@@ -60,6 +60,7 @@ class TrainingRun:
             "layers": job.layers,
             "rows": len(tokens),
             "texts": len(data.texts),
+            "from": None if job.start is None else str(job.start),
         }
 
     def run(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 KINDS = ("head", "small")
 _TOKENS = 400_000
 """Text to write where neither tokens nor minutes are given."""
-_USED_BY = {"vocab": "head", "unroll": "head", "layers": "small"}
+_USED_BY = {"vocab": "head", "unroll": "head", "start": "head", "layers": "small"}
 """The kind of draft that alone has a use for an option."""
 
 
@@ -33,6 +33,13 @@ _USED_BY = {"vocab": "head", "unroll": "head", "layers": "small"}
 @click.argument("target", type=click.Path(path_type=Path))
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The draft to write.")
 @click.option("--kind", type=click.Choice(KINDS), default="head", show_default=True, help="What to train.")
+@click.option(
+    "--from",
+    "start",
+    type=click.Path(path_type=Path),
+    help="A head to go on from, in place of the target's last layer: a folder, an id on the hub, or a name "
+    "that `export --draft` knows.",
+)
 @click.option(
     "--tokens",
     type=click.IntRange(min=1),
@@ -106,7 +113,7 @@ def train_draft(target: Path, output: Path, **options: Any) -> None:
     from hexgraft.export.train.report import can_draw
     from hexgraft.export.train.workers import Workers
 
-    _refuse_unused(options["kind"])
+    _refuse_unused(options)
     _check_output(output)
     share = _shard(options["shard"]) if options["shard"] is not None else None
     if options["threads"]:
@@ -145,6 +152,7 @@ def _job(options: dict[str, Any]) -> Job:
     return Job(
         kind=options["kind"],
         layers=options["layers"],
+        start=options["start"],
         tokens=options["tokens"] or (_TOKENS if options["minutes"] is None else None),
         rows=options["vocab"],
         seed=options["seed"],
@@ -157,17 +165,24 @@ def _job(options: dict[str, Any]) -> Job:
             epochs=options["epochs"],
             batch=options["batch"],
             unroll=options["unroll"] if options["kind"] == "head" else 1,
+            single=TrainOptions().single if options["start"] is None else 0,
             low_precision=not options["full_precision"],
+            orthogonal=options["kind"] == "head",
         ),
     )
 
 
-def _refuse_unused(kind: str) -> None:
-    """Raise UsageError for an option that was typed and that a draft of another kind alone has a use for."""
-    context = click.get_current_context()
+def _refuse_unused(options: dict[str, Any]) -> None:
+    """Raise UsageError for an option that was typed and that only a draft of another kind, or one begun
+    otherwise, has a use for."""
+    context, kind = click.get_current_context(), options["kind"]
+    typed = {name for name in _USED_BY if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     for name, user in _USED_BY.items():
-        if user != kind and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise UsageError(f"--kind {kind} has no use for --{name}", f"leave it out, or use --kind {user}")
+        if user != kind and name in typed:
+            flag = "from" if name == "start" else name
+            raise UsageError(f"--kind {kind} has no use for --{flag}", f"leave it out, or use --kind {user}")
+    if {"vocab", "start"} <= typed:
+        raise UsageError("a head that training goes on from keeps its tokens", "leave out --vocab")
 
 
 def _check_output(output: Path) -> None:
