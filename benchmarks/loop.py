@@ -34,7 +34,7 @@ def figures() -> Iterator[Figure]:
         return tokens[:length]
 
     corpus, script = [text(CORPUS)], text(TOKENS + 100)
-    spec = SessionSpec("target", VOCAB, 1, 1, 2, 2, 1 << 20, None, 128, "scripted", False)
+    spec = SessionSpec("target", VOCAB, 1, 1, 2, 2, 1 << 20, None, 128, "scripted", 0, VOCAB)
     start = time.perf_counter()
     drafter = Lookup(corpus)
     yield Figure(f"index of {CORPUS} tokens", time.perf_counter() - start, "s")

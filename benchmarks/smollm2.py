@@ -10,7 +10,6 @@ from hexgraft import export, models
 from hexgraft.export.writer import ExportOptions, export_bundle
 from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.manifest import MANIFEST
-from hexgraft.models.cache_folder import cache_folder
 from hexgraft.models.checkpoint import open_checkpoint
 from hexgraft.models.errors import BundleError
 from hexgraft.models.fetch import fetch_smollm2
@@ -21,6 +20,7 @@ from hexgraft.models.shipped_heads import (
     SMOLLM2_PAIR,
     shipped_origin,
 )
+from hexgraft.models.user_folders import cache_folder
 
 
 def smollm2_bundle(precision: str = "fp32") -> Bundle:

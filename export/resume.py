@@ -25,9 +25,9 @@ class Finished:
         self._file: Path | None = None
 
     def begin(self, folder: Path) -> None:
-        """Go on in a folder that `fits`, or begin in an empty one."""
+        """Go on in a folder that `fits`, or begin in another."""
         self._file = folder / STATE
-        self.counts = _read(self._file).get("counts", {})
+        self.counts = _read(self._file)["counts"] if self.fits(folder) else {}
         self._write()
 
     def mark(self, role: str, count: int) -> None:

@@ -16,10 +16,11 @@ from hexgraft.models.errors import ExportError
 
 
 @contextmanager
-def whole_folder(path: Path, finished: Finished) -> Iterator[Path]:
+def whole_folder(path: Path, finished: Finished | None = None) -> Iterator[Path]:
     """A folder to write into, renamed to `path` when the block ends well and removed when it does not.
 
-    What a killed export of the same identity left behind is gone on with.
+    What a killed export of the same identity left behind is gone on with; without `finished` the folder is
+    empty.
     """
     if path.exists() or path.is_symlink():
         raise _exists(path)
@@ -30,7 +31,8 @@ def whole_folder(path: Path, finished: Finished) -> Iterator[Path]:
     _sweep(parent, path.name, finished, partial)
     try:
         partial.mkdir(exist_ok=True)
-        finished.begin(partial)
+        if finished is not None:
+            finished.begin(partial)
         yield partial
         for file in partial.rglob("*"):
             if file.is_file():
@@ -60,12 +62,15 @@ def _exists(path: Path) -> ExportError:
     return ExportError(f"{path} exists already", hint)
 
 
-def _sweep(parent: Path, name: str, finished: Finished, own: Path) -> None:
+def _sweep(parent: Path, name: str, finished: Finished | None, own: Path) -> None:
     """Remove what exports to this name left behind when they were killed, but for one to go on with."""
+    # In containers every export may be process 1: what bears our number need not be of our kind.
+    if finished is None or not finished.fits(own):
+        shutil.rmtree(own, ignore_errors=True)
     for leftover in parent.glob(f".{glob.escape(name)}.partial-*"):
         pid = leftover.name.rpartition("-")[2]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            if finished.fits(leftover) and not own.exists():
+            if finished is not None and finished.fits(leftover) and not own.exists():
                 leftover.rename(own)
             else:
                 shutil.rmtree(leftover, ignore_errors=True)

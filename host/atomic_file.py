@@ -7,6 +7,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 from shlex import quote
+from tempfile import TemporaryFile
 
 from hexgraft.models.errors import HexgraftError, UsageError
 
@@ -15,12 +16,37 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def check_free(path: Path) -> None:
-    """Raises HexgraftError if something stands at `path`, or if it has no folder to stand in."""
-    if not path.parent.is_dir():
-        raise cannot_write(path, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
-    if path.exists() or path.is_symlink():
+    """Raises HexgraftError if something stands at `path`, if it has no folder to stand in, or if the system
+    does not say."""
+    try:
+        if not path.parent.is_dir():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        taken = path.exists() or path.is_symlink()
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    if taken:
         name = quote(str(path))
         raise HexgraftError(f"{path} exists already", f"choose another name, or remove it: rm {name}")
+
+
+def check_place(path: Path, option: str, example: str) -> None:
+    """Raises HexgraftError, before minutes are spent on a file, if none can be made at the `path` that
+    `option` names. `example` is a name for one in a folder."""
+    if not path.parent.is_dir():
+        folder = quote(str(path.parent))
+        raise UsageError(f"the folder of {option} {path} does not exist", f"mkdir -p {folder}")
+    if path.is_dir():
+        raise UsageError(f"{option} {path} is a folder", f"example: {option} {path / example}")
+    try:
+        try_folder(path.parent)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+def try_folder(folder: Path) -> None:
+    """OSError if no file can be made in `folder`. Nothing stays there."""
+    with TemporaryFile(dir=folder):
+        pass
 
 
 def check_replaced(path: Path, start: bytes, kind: str, option: str) -> None:
@@ -65,4 +91,6 @@ def cannot_write(path: Path, error: OSError) -> HexgraftError:
     if error.errno == errno.ENOENT:
         return HexgraftError(f"the folder {parent} does not exist", f"mkdir -p {folder}")
     reason = error.strerror or str(error)
+    if error.errno == errno.ENAMETOOLONG:
+        return HexgraftError(f"cannot write {path}: {reason}", "choose a shorter name")
     return HexgraftError(f"cannot write {path}: {reason}", f"see `ls -ld {folder}`, or name another folder")

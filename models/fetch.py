@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from hexgraft.models.cache_folder import cache_folder
 from hexgraft.models.errors import HexgraftError
+from hexgraft.models.user_folders import cache_folder
 
 Progress = Callable[[str], None]
 Runner = Callable[[list[str]], "subprocess.CompletedProcess[str]"]

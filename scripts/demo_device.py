@@ -12,8 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from hexgraft.host.bundle import open_bundle
-from hexgraft.models.cache_folder import cache_folder
 from hexgraft.models.errors import BundleError
+from hexgraft.models.user_folders import cache_folder
 
 PROMPT = "List the planets of the solar system, then list them again in reverse order."
 TOKENS = "64"

@@ -22,7 +22,7 @@ from benchmarks.peers.environments import (
     Missing,
 )
 from benchmarks.peers.worker import Worker
-from hexgraft.models.cache_folder import cache_folder
+from hexgraft.models.user_folders import cache_folder
 
 TOKENS = int(os.environ.get("PEERS_TOKENS", "96"))
 REPEATS = 3

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from hexgraft.models.cache_folder import cache_folder
+from hexgraft.models.user_folders import cache_folder
 
 INSTALL_SECONDS = 1800
 """llama-cpp-python has no wheels: it is compiled, ten minutes on two cores."""

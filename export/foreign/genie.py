@@ -21,7 +21,6 @@ from hexgraft.export.foreign.genie_config import (
     genie_config,
 )
 from hexgraft.export.foreign.genie_library import check_config, find_genie
-from hexgraft.export.resume import Finished
 from hexgraft.export.whole_folder import whole_folder
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.layout import is_vendor, vendor_of
@@ -66,9 +65,7 @@ def write_genie(bundle: Bundle, path: Path, options: GenieOptions) -> Written:
     _check_order(graphs, names)
     held = [graph for graph in model.graphs if graph.htp is not None and graph.htp.binary in binaries]
     selected = names if len({graph.file for graph in held}) > len(graphs) else []
-    finished = Finished("genie")
-    with whole_folder(path, finished) as folder:
-        finished.end()
+    with whole_folder(path) as folder:
         files = _copy(bundle, binaries, folder)
         config = genie_config(model, bundle.manifest.tokenizer, columns, files, selected)
         _write(folder / CONFIG, config)

@@ -16,7 +16,6 @@ from hexgraft.export.foreign.binary import Binary, read_binary
 from hexgraft.export.foreign.chain import Chains, check_shapes, choose_chains, kv_encodings, narrowed
 from hexgraft.export.foreign.copies import copy_binaries, copy_onnx
 from hexgraft.export.foreign.source import SourceGraph, external_files, read_onnx
-from hexgraft.export.resume import Finished
 from hexgraft.export.whole_folder import whole_folder
 from hexgraft.export.writer import (
     Report,
@@ -97,9 +96,7 @@ def import_bundle(
         )
     for found in chains.values():
         check_shapes(found, config)
-    finished = Finished("import")
-    with whole_folder(path, finished) as whole:
-        finished.end()
+    with whole_folder(path) as whole:
         graphs: list[GraphEntry] = []
         precision = _precision(source, chains)
         if "onnx" in chains:

@@ -26,7 +26,6 @@ from hexgraft.host.drafters.registry import make_drafter
 from hexgraft.host.session import Session, causal
 from hexgraft.host.stats import Stats
 from hexgraft.host.text import TextCodec
-from hexgraft.models.cache_folder import cache_folder
 from hexgraft.models.checkpoint import open_checkpoint
 from hexgraft.models.errors import FAILED, BundleError
 from hexgraft.models.fetch import fetch_smollm2
@@ -37,6 +36,7 @@ from hexgraft.models.shipped_heads import (
     SMOLLM2_PAIR,
     shipped_origin,
 )
+from hexgraft.models.user_folders import cache_folder
 
 WIDTH = 16
 SIZE = 8

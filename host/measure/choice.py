@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from hexgraft.host.atomic_file import write_whole
+from hexgraft.host.atomic_file import try_folder, write_whole
 from hexgraft.host.measure.profile import LatencyProfile
 from hexgraft.host.measure.setting import Setting
 from hexgraft.host.prefix import Place
+from hexgraft.models.errors import HexgraftError
+from hexgraft.models.user_folders import state_folder
 
 FORMAT = 1
 """Files of another version count as none: tuning again is quick."""
@@ -75,16 +76,24 @@ class Site:
         """The file of the choices, whether or not it exists."""
         words = (self.place.provider, self.place.precision, self.place.widths, self.threads, self.identity)
         key = hashlib.sha256("\n".join(map(str, words)).encode()).hexdigest()
-        return state_folder() / "tuned" / f"{self.place.bundle[:16]}-{key[:12]}.json"
+        return _folder() / f"{self.place.bundle[:16]}-{key[:12]}.json"
 
 
-def state_folder() -> Path:
-    """HEXGRAFT_STATE, or hexgraft's folder in the user's state."""
-    named = os.environ.get("HEXGRAFT_STATE")
-    if named:
-        return Path(named).expanduser()
-    base = os.environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "hexgraft"
+def _folder() -> Path:
+    return state_folder() / "tuned"
+
+
+def check_kept() -> None:
+    """Make the folder of choices; raises HexgraftError where none can be kept in it."""
+    folder = _folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        try_folder(folder)
+    except OSError as error:
+        raise HexgraftError(
+            f"no choice can be kept in {folder}: {error.strerror or error}",
+            "name another folder in HEXGRAFT_STATE, or keep nothing with --no-write",
+        ) from error
 
 
 def read_tuned(site: Site) -> Tuned | None:

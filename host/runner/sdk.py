@@ -20,8 +20,8 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from hexgraft.models.cache_folder import cache_folder
 from hexgraft.models.errors import HexgraftError, UsageError
+from hexgraft.models.user_folders import cache_folder
 
 TARGETS = ("linux-x86_64", "linux-aarch64", "android-arm64")
 NPM_PACKAGE = "com.github.asus4.onnxruntime@0.4.9"
@@ -78,9 +78,14 @@ def sdk_folder(target: str) -> Path:
 def gather(
     target: str, sources: Sources, folder: Path, say: Callable[[str], None] = lambda text: None
 ) -> SdkSummary:
-    """Gather into `folder` (made anew when all went well) and return what was taken."""
+    """Gather into `folder` (made anew when all went well) and return what was taken.
+
+    Raises UsageError where `folder` holds anything but an SDK gathered before, which would be lost.
+    """
     if target not in TARGETS:
         raise UsageError(f"unknown target {target!r}", f"one of: {', '.join(TARGETS)}")
+    folder = folder.resolve()
+    _check_place(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".sdk-") as scratch:
         gatherer = _Gatherer(target, Path(scratch) / "sdk", Path(scratch), say)
@@ -88,10 +93,19 @@ def gather(
         (gatherer.folder / _SUMMARY).write_bytes(
             msgspec.json.format(msgspec.json.encode(gatherer.summary), indent=1)
         )
+        _check_place(folder)  # again: gathering takes minutes
         if folder.exists():
             shutil.rmtree(folder)
         gatherer.folder.rename(folder)
     return gatherer.summary
+
+
+def _check_place(folder: Path) -> None:
+    ours = not folder.exists() or (
+        folder.is_dir() and ((folder / _SUMMARY).is_file() or not any(folder.iterdir()))
+    )
+    if not ours:
+        raise UsageError(f"{folder} exists already and is no SDK folder", "choose another one: -o FOLDER")
 
 
 def headers(folder: Path) -> Path:

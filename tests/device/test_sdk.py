@@ -63,6 +63,34 @@ def test_gathering_again_replaces_the_folder(aar: Path, tmp_path: Path) -> None:
     assert not (folder / "lib").exists()
 
 
+@pytest.mark.parametrize("output", ["mine", "mine/letter.txt", ".", "link"])
+def test_a_folder_of_the_users_is_kept(
+    aar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str
+) -> None:
+    """Whatever it is called: and that is said before anything is fetched."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "letter.txt").write_text("Dear neighbour")
+    (tmp_path / "link").symlink_to(folder)
+    monkeypatch.chdir(folder if output == "." else tmp_path)
+    place = (Path.cwd() / output).resolve()
+    with pytest.raises(UsageError) as caught:
+        gather("linux-x86_64", Sources(aars=(aar,)), Path(output), lambda text: pytest.fail(text))
+    assert caught.value.message == f"{place} exists already and is no SDK folder"
+    assert caught.value.hint == "choose another one: -o FOLDER"
+    assert (folder / "letter.txt").read_text() == "Dear neighbour"
+    assert [path.name for path in folder.iterdir()] == ["letter.txt"]
+
+
+def test_an_empty_folder_is_taken_and_a_link_followed(aar: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    for target in ("linux-x86_64", "android-arm64"):
+        gather(target, Sources(aars=(aar,)), tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "empty" / "lib" / "libonnxruntime.so").is_file()
+
+
 def test_failure_leaves_what_was_there(aar: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out" / "sdk"
     gather("linux-x86_64", Sources(aars=(aar,)), folder)

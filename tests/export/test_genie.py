@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -94,6 +95,15 @@ def test_a_folder_of_one_width(tmp_path: Path) -> None:
     assert extensions.context.weight_sharing_enabled
     tokenizer = (tmp_path / "genie" / dialog.tokenizer.path).read_bytes()
     assert tokenizer == bundle.file("tokenizer.json").read_bytes()
+
+
+def test_nothing_a_killed_one_left_is_among_the_files(tmp_path: Path) -> None:
+    bundle = compiled(tmp_path)
+    leftover = tmp_path / f".genie.partial-{os.getpid()}"
+    leftover.mkdir()
+    (leftover / "old.bin").write_bytes(b"of another model")
+    write_genie(bundle, tmp_path / "genie", GenieOptions())
+    assert not (tmp_path / "genie" / "old.bin").exists()
 
 
 def test_another_width_and_binaries_of_their_own(tmp_path: Path) -> None:

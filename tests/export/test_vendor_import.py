@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,16 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> VendorExport:
     """Two parts, everything at the border quantised, 96 columns at 1 and 8 rows."""
     folder = tmp_path_factory.mktemp("vendor")
     return write_vendor_export(folder, widths=(1, 8), columns=96, cuts=("layers.0.out",), border=True)
+
+
+def test_what_a_killed_import_left_is_no_part_of_the_next(export: VendorExport, tmp_path: Path) -> None:
+    """Not even where all are process 1, as in containers."""
+    leftover = tmp_path / f".bundle.partial-{os.getpid()}"
+    (leftover / "target").mkdir(parents=True)
+    (leftover / "target" / "old.onnx").write_bytes(b"of another model")
+    make(export.folder, tmp_path / "bundle")
+    assert "target/old.onnx" not in open_bundle(tmp_path / "bundle").manifest.files
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
 
 
 def test_a_bundle_says_all_that_graphs_need(export: VendorExport, tmp_path: Path) -> None:

