@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 OK = 0
 FAILED = 1
 USAGE = 2
@@ -14,15 +16,16 @@ class HexgraftError(Exception):
     """A failure a user can act on. Library code raises it; only the command line prints it and exits.
 
     `message` says what is wrong and where, in one sentence without a final period; `hint` says what to type
-    or change next.
+    or change next. `details` are the lines of a list that belongs to the message.
     """
 
     exit_code = FAILED
 
-    def __init__(self, message: str, hint: str | None = None) -> None:
+    def __init__(self, message: str, hint: str | None = None, details: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.details = tuple(details)
 
 
 class CheckpointError(HexgraftError):

@@ -69,7 +69,8 @@ def check_phone(serial: str | None, root: str, chip: Callable[[PhoneFacts], str 
         phone = open_phone(serial, root)
         facts = gather(phone)
     except NoDevice as error:
-        yield Finding("phone", FAILED, error.message, error.hint or "")
+        said = "\n  ".join((error.message, *error.details))
+        yield Finding("phone", FAILED, said, error.hint or "")
         raise
     except DeviceError as error:
         yield Finding("phone", FAILED, error.message, error.hint or "")

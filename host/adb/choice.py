@@ -49,12 +49,12 @@ def pick(listed: list[Listed], serial: str | None) -> Listed | NoDevice:
             return named[0]
         if len(named) > 1:
             return NoDevice(
-                f"{len(named)} phones have the serial {serial}\n{table(named)}",
+                f"{len(named)} phones have the serial {serial}",
                 "choose one by its number: --serial NUMBER",
+                table(named),
             )
-        others = f"\n{table(listed)}" if listed else ""
-        return NoDevice(f"there is no phone with the serial {serial}{others}", _NONE if not listed else
-                        f"use one of these: --serial {listed[0].serial}")  # fmt: skip
+        hint = f"use one of these: --serial {listed[0].serial}" if listed else _NONE
+        return NoDevice(f"there is no phone with the serial {serial}", hint, table(listed))
     if not listed:
         return NoDevice("adb sees no phone", _NONE)
     ready = [entry for entry in listed if entry.ready]
@@ -63,10 +63,11 @@ def pick(listed: list[Listed], serial: str | None) -> Listed | NoDevice:
     if len(listed) == 1:
         return listed[0]
     if not ready:
-        return NoDevice(f"none of {len(listed)} phones can be used\n{table(listed)}", advice(listed[0].state))
+        return NoDevice(f"none of {len(listed)} phones can be used", advice(listed[0].state), table(listed))
     return NoDevice(
-        f"there are {len(ready)} phones\n{table(listed)}",
+        f"there are {len(ready)} phones",
         f"choose one: --serial {ready[0].serial}, or export ANDROID_SERIAL={ready[0].serial}",
+        table(listed),
     )
 
 
@@ -83,14 +84,13 @@ def advice(state: str) -> str:
     return _STATES.get(state, "see what `adb devices -l` says of it")
 
 
-def table(listed: list[Listed]) -> str:
-    """The list as a screen shows it: serial, state, model and number."""
+def table(listed: list[Listed]) -> list[str]:
+    """The list as a screen shows it, a line each: serial, state, model and number."""
     rows = [
         (entry.serial, entry.state.split(";")[0], entry.model or "-", str(entry.transport_id or "-"))
         for entry in listed
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    return "\n".join(
-        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
+    widths = [max((len(row[column]) for row in rows), default=0) for column in range(4)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]

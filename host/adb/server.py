@@ -149,7 +149,7 @@ class Server:
             raise ConnectionLost(f"the adb server went away: {error}", "run the command again") from error
         if not reason:
             raise ConnectionLost("the adb server closed the connection", "run the command again")
-        raise ServiceRefused(reason)
+        raise ServiceRefused(" ".join(reason.split()))  # adb's own words are several lines
 
 
 def _selector(listed: Listed) -> str:

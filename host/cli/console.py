@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -42,9 +42,12 @@ def say(message: str) -> None:
     click.echo(message, err=True)
 
 
-def say_error(message: str, hint: str | None) -> None:
-    """The one form errors have: two lines with an empty one between them, whatever a file is called."""
+def say_error(message: str, hint: str | None, details: Sequence[str] = ()) -> None:
+    """The one form errors have: two lines with an empty one between them, whatever a file is called, and a
+    list below the first where it has `details`."""
     click.echo(click.style("error: ", fg="red", bold=True) + _line(message), err=True)
+    for detail in details:
+        click.echo("  " + _line(detail), err=True)
     if hint:
         click.echo("\n" + click.style("hint: ", fg="cyan", bold=True) + _line(hint), err=True)
 

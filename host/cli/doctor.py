@@ -13,7 +13,7 @@ import msgspec
 from hexgraft.host.adb.checkup import FAILED, OK, UNKNOWN, WARNING, Finding, check_adb, check_phone
 from hexgraft.host.adb.errors import NoDevice
 from hexgraft.host.adb.phone import ROOT
-from hexgraft.host.cli.console import print_json
+from hexgraft.host.cli.console import print_json, visible
 from hexgraft.host.cli.phone_options import chip, phone_options
 from hexgraft.host.runner.local import find_runner
 from hexgraft.models.errors import FAILED as EXIT_FAILED
@@ -82,6 +82,6 @@ def _host() -> Iterator[Finding]:
 
 def _show(finding: Finding) -> None:
     mark = click.style(f"{finding.state:<8}", fg=_COLOURS[finding.state])
-    click.echo(f"{mark} {finding.what}: {finding.said}")
+    click.echo(f"{mark} {finding.what}: {visible(finding.said)}")
     if finding.fix:
-        click.echo(f"         fix: {finding.fix}")
+        click.echo(f"         fix: {visible(finding.fix)}")

@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> None:
             say_error(*usage_words(error, command_asked(cli, words)))
         code = error.exit_code
     except HexgraftError as error:
-        say_error(error.message, error.hint)
+        say_error(error.message, error.hint, error.details)
         code = error.exit_code
     except (KeyboardInterrupt, click.Abort):
         say_error("interrupted", None)

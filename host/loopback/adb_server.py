@@ -67,7 +67,8 @@ class AdbServer:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise HexgraftError(f"adb {words[0]} failed: {error}") from error
         if done.returncode != 0:
-            raise HexgraftError(f"adb {words[0]} failed: {done.stdout.strip()}")
+            said = done.stdout.strip().splitlines() or [f"exit status {done.returncode}"]
+            raise HexgraftError(f"adb {words[0]} failed: {said[-1]}")
         return done.stdout
 
     def connect(self, serials: Iterable[str]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
 from hexgraft.host.session import Bools, CacheRows, Floats, Session
 from hexgraft.host.traces.replay import ForcedPass
+from hexgraft.host.traces.trace import finite
 
 NOISE = 0.05
 """Difference of a fresh cell, relative to the root mean square of its key or value, that passes as rounding:
@@ -34,6 +36,10 @@ class Damage:
     expected: float
     found: float
     cells: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json; a cell that is not finite is null."""
+        return asdict(self) | {"expected": finite(self.expected), "found": finite(self.found)}
 
 
 class CacheCheck:

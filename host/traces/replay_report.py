@@ -3,6 +3,7 @@ cache damage."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -20,14 +21,15 @@ from hexgraft.host.traces.replay import (
     replay,
     trace_passes,
 )
-from hexgraft.host.traces.trace import Judged, Trace
+from hexgraft.host.traces.trace import Judged, Trace, finite
 
 
 @dataclass(slots=True)
 class Recorded:
     """The candidates a trace holds against the logits of the replay's other session: no reference needed.
 
-    `agreed` counts rows whose best token is the recorded one.
+    `agreed` counts rows whose best token is the recorded one; `max_error` is infinite where a logit is not
+    finite.
     """
 
     rows: int = 0
@@ -41,7 +43,10 @@ class Recorded:
         self.rows += 1
         self.agreed += known[0][0] == int(pair.other.argmax())
         errors = (abs(logit - float(pair.other[token])) for token, logit in known)
-        self.max_error = max(self.max_error, *errors)
+        self.max_error = max(self.max_error, *(math.inf if math.isnan(error) else error for error in errors))
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"max_error": finite(self.max_error)}
 
 
 @dataclass(slots=True)
@@ -63,6 +68,7 @@ class Report:
         return self.damage is None and not self.total.not_finite
 
     def as_dict(self) -> dict[str, Any]:
+        """For --json; what is infinite or not known is null."""
         return {
             "total": self.total.as_dict(),
             "phases": {phase: figures.as_dict() for phase, figures in self.phases.items()},
@@ -85,9 +91,9 @@ class Report:
                 }
                 for forced, node, row in self.worst
             ],
-            "recorded": asdict(self.recorded),
+            "recorded": self.recorded.as_dict(),
             "cache_checked": self.cache_checked,
-            "damage": asdict(self.damage) if self.damage else None,
+            "damage": self.damage.as_dict() if self.damage else None,
         }
 
 

@@ -238,11 +238,11 @@ class Recorder:
             width=current.width,
             tokens=tree.tokens.tolist(),
             parents=tree.parents.tolist(),
-            probabilities=[_finite(p) for p in tree.probabilities.tolist()],
+            probabilities=[finite(p) for p in tree.probabilities.tolist()],
             sources=list(tree.sources),
             accepted=list(current.accepted),
             emitted=list(current.tokens),
-            margins=[_finite(margin) for margin in current.margins] or [_margin(one) for one in judged],
+            margins=[finite(margin) for margin in current.margins] or [_margin(one) for one in judged],
             judged=judged,
             seconds={phase: round(seconds, 7) for phase, seconds in current.seconds.items()},
             degraded=current.degraded,
@@ -271,10 +271,10 @@ def tokens_hash(tokens: Sequence[int]) -> str:
 def _judged(found: TokenLogprob) -> Judged:
     def logit(logprob: float) -> float | None:
         # Back to the float32 the target gave: the log sum went off and on again in float64.
-        return _finite(float(np.float32(logprob + found.log_sum)))
+        return finite(float(np.float32(logprob + found.log_sum)))
 
     top = [(token, logit(logprob)) for token, logprob in found.top]
-    return Judged(found.token, logit(found.logprob), _finite(found.log_sum), top)
+    return Judged(found.token, logit(found.logprob), finite(found.log_sum), top)
 
 
 def _margin(judged: Judged) -> float | None:
@@ -283,5 +283,6 @@ def _margin(judged: Judged) -> float | None:
     return float(np.float32(best[0]) - np.float32(best[1])) if len(best) == 2 else None
 
 
-def _finite(number: float) -> float | None:
+def finite(number: float) -> float | None:
+    """A number as JSON has it: null for what is infinite or none."""
     return number if math.isfinite(number) else None

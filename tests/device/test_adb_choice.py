@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 
 import pytest
+from command import hexgraft
 from phones import Connect, wait_until
 
 from hexgraft.host.adb.choice import choose, pick
 from hexgraft.host.adb.errors import NoAdb, NoDevice
 from hexgraft.host.adb.phone import ROOT, check_root, open_phone
-from hexgraft.host.adb.server import Listed, Server, parse_devices
+from hexgraft.host.adb.server import Listed, Server, ServiceRefused, parse_devices
 from hexgraft.host.loopback.adb_server import AdbServer
 from hexgraft.models.errors import NO_DEVICE, UsageError
 
@@ -62,12 +63,105 @@ def test_equal_serials_are_told_apart_by_number() -> None:
 def test_several_are_listed() -> None:
     error = refused(pick([READY, OTHER], None))
     assert error.exit_code == NO_DEVICE
-    assert error.message.splitlines() == [
-        "there are 2 phones",
+    assert error.message == "there are 2 phones"
+    assert error.details == ("R58M12         device  SM S928B  3", "emulator-5554  device  sdk       4")
+    assert error.hint == "choose one: --serial R58M12, or export ANDROID_SERIAL=R58M12"
+
+
+STRANGE = Listed("R58M12\n", "unauthorized", "Nice\x1b[2J\u2028phone", "", 7)
+
+
+@pytest.mark.parametrize(
+    ("serial", "phones", "screen"),
+    [
+        (
+            None,
+            [READY, OTHER],
+            """\
+error: there are 2 phones
+  R58M12         device  SM S928B  3
+  emulator-5554  device  sdk       4
+
+hint: choose one: --serial R58M12, or export ANDROID_SERIAL=R58M12
+""",
+        ),
+        (
+            None,
+            [listed("offline"), STRANGE],
+            """\
+error: none of 2 phones can be used
+  R58M12   offline       -               5
+  R58M12\ufffd  unauthorized  Nice\ufffd[2J\ufffdphone  7
+
+hint: unplug it and plug it in again, or switch USB debugging off and on
+""",
+        ),
+        (
+            "X\n1",
+            [READY],
+            """\
+error: there is no phone with the serial X\ufffd1
+  R58M12  device  SM S928B  3
+
+hint: use one of these: --serial R58M12
+""",
+        ),
+        (
+            "R58M12",
+            [READY, READY],
+            """\
+error: 2 phones have the serial R58M12
+  R58M12  device  SM S928B  3
+  R58M12  device  SM S928B  3
+
+hint: choose one by its number: --serial NUMBER
+""",
+        ),
+    ],
+)
+def test_the_screen_lists_phones_in_lines(
+    serial: str | None, phones: list[Listed], screen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line each, whatever a phone is called; so does the doctor's."""
+    monkeypatch.setattr(Server, "devices", lambda self: phones)
+    monkeypatch.delenv("ANDROID_SERIAL", raising=False)
+    words = ["--serial", serial] if serial else []
+    done = hexgraft("clean", *words)
+    assert (done.exit_code, done.stdout, done.stderr) == (NO_DEVICE, "", screen)
+
+
+def test_the_doctors_screen_lists_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Server, "devices", lambda self: [READY, OTHER])
+    monkeypatch.setattr("hexgraft.host.cli.doctor.check_adb", lambda: iter(()))
+    monkeypatch.delenv("ANDROID_SERIAL", raising=False)
+    done = hexgraft("doctor", "--backend", "device")
+    assert done.exit_code == NO_DEVICE
+    assert done.stdout.splitlines()[-4:] == [
+        "failed   phone: there are 2 phones",
         "  R58M12         device  SM S928B  3",
         "  emulator-5554  device  sdk       4",
+        "         fix: choose one: --serial R58M12, or export ANDROID_SERIAL=R58M12",
     ]
-    assert error.hint == "choose one: --serial R58M12, or export ANDROID_SERIAL=R58M12"
+
+
+def test_what_adb_refuses_with_is_told_in_a_line() -> None:
+    """The server's words about a phone that is not authorised are three lines."""
+
+    class Refusing:
+        def __init__(self) -> None:
+            self.conn = self
+
+        def sendall(self, data: bytes) -> None: ...
+
+        def read(self, count: int) -> bytes:
+            return b"FAIL"
+
+        def read_string_block(self) -> str:
+            return "device unauthorized.\nThis adb server's $ADB_VENDOR_KEYS is not set\nTry that"
+
+    with pytest.raises(ServiceRefused) as raised:
+        Server()._ask(Refusing(), "host:features")
+    assert str(raised.value) == "device unauthorized. This adb server's $ADB_VENDOR_KEYS is not set Try that"
 
 
 def test_none_at_all() -> None:

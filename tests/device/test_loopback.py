@@ -211,7 +211,7 @@ def test_everything_is_killed_after_so_many_bytes(adb: Adb, device: LoopbackDevi
 
 
 def test_a_failing_adb_command_raises(server: AdbServer) -> None:
-    with pytest.raises(HexgraftError, match="adb nonsense failed"):
+    with pytest.raises(HexgraftError, match=r"adb nonsense failed: adb: unknown command nonsense$"):
         server.run("nonsense")
 
 

@@ -25,7 +25,8 @@ from hexgraft.host.traces.replay import (
     replay,
     trace_passes,
 )
-from hexgraft.host.traces.trace import Recorder, Trace
+from hexgraft.host.traces.replay_report import Recorded
+from hexgraft.host.traces.trace import Judged, Recorder, Trace
 from hexgraft.models.errors import UsageError
 
 PROMPT = [5, 300, 17, 42, 9, 271, 33, 17, 42, 9]
@@ -148,6 +149,14 @@ def test_rows_that_are_not_finite_are_counted_apart() -> None:
     assert found.max_error == 0.5
     assert found.as_dict()["kl"] > 0
     assert [math.isfinite(row.kl) for _, _, row in worst.rows()] == [False, True]
+
+
+@pytest.mark.parametrize("other", [[math.nan, 2.0], [math.inf, 2.0]])
+def test_a_recorded_logit_that_is_no_number_now_is_no_small_error(other: list[float]) -> None:
+    recorded = Recorded()
+    recorded.add(Judged(0, 1.0, 1.7, [(0, 1.0), (1, 0.5)]), pair_of([1.0, 2.0], other))
+    assert recorded.max_error == math.inf
+    assert recorded.as_dict() == {"rows": 1, "agreed": 1, "max_error": None}
 
 
 # -------------------------------------------------------------- cache damage

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,11 @@ import pytest
 from click.testing import CliRunner
 from pair import write_pair
 
+from hexgraft.host.bundle import open_bundle
 from hexgraft.host.cli.main import cli
+from hexgraft.host.cpu_session import CpuSession
+from hexgraft.host.measure.wrapped import WrappedRows
+from hexgraft.host.session import CacheRows, Floats, Session, Visibility
 from hexgraft.host.traces.trace_file import read_trace
 from hexgraft.models.errors import INTERRUPTED, HexgraftError
 
@@ -230,6 +235,44 @@ def test_replay_takes_widths_from_the_trace(bundle: Path, traces: dict[str, Path
     trace = read_trace(traces["padded"])
     nodes = [(r["round"], n["node"]) for r in found["rounds"] for n in r["nodes"]]
     assert nodes == [(r.number, node) for r in trace.rounds for node in range(len(r.tokens))]
+
+
+class Broken(CpuSession):
+    """Says NaN of one token, that another one is certain, and holds a cell that is no number."""
+
+    def forward(self, tokens: Sequence[int], positions: Sequence[int], visible: Visibility) -> BrokenRows:
+        return BrokenRows(super().forward(tokens, positions, visible))
+
+    def save(self, count: int) -> CacheRows:
+        rows = super().save(count)
+        rows.keys[1, 0, 2, 0] = math.nan
+        return rows
+
+
+class BrokenRows(WrappedRows):
+    def logits(self, row: int) -> Floats:
+        logits = super().logits(row)
+        logits[int(logits.argmax())] = math.inf
+        logits[0] = math.nan
+        return logits
+
+
+def test_replay_of_what_is_not_finite_is_json_all_the_same(
+    bundle: Path, traces: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = open_bundle(bundle)
+    sessions: list[Session] = [Broken(opened), CpuSession(opened)]
+    monkeypatch.setattr("hexgraft.host.cli.replay.open_role", lambda *asked: sessions.pop(0))
+    done = Outcome("replay", traces["levels"], bundle, "--check-cache", "--json")
+    assert done.code == 1
+    found = done.json
+    assert found["total"]["not_finite"] == found["total"]["rows"]
+    assert found["recorded"]["max_error"] is None
+    assert found["worst"][0]["kl"] is None
+    damage = found["damage"]
+    assert (damage["layer"], damage["slot"], damage["part"], damage["dim"]) == (1, 0, "key", 2)
+    assert damage["found"] is None
+    assert isinstance(damage["expected"], float)
 
 
 def test_replay_on_another_model_says_so_and_compares(
