@@ -95,11 +95,13 @@ class Decoder:
         self.verifier.check(self.drafter)
         if self.drafter.reader is not None:
             check_features(self.drafter.reader, session.spec.features)
-        widest = session.spec.max_width
+        widest = session.spec.tree_width
         if self.options.tree_size > widest:
+            every = widest == session.spec.max_width
             raise UsageError(
-                f"--tree-size {self.options.tree_size} is wider than the widest graph, {widest}",
-                f"use --tree-size {widest} or less, or export with a wider --widths",
+                f"--tree-size {self.options.tree_size} is wider than the widest graph"
+                f"{'' if every else ' with the logits of every row'}, {widest}",
+                f"use --tree-size {widest} or less{', or export with a wider --widths' if every else ''}",
             )
         sampling = self.options.sampling
         self._walker = Walker(
@@ -166,13 +168,15 @@ class Decoder:
 
         What of the text is not among the first `held` slots of the new session is prefilled again. Tokens the
         lost round had emitted stay in the text; draws are keyed by position, so that the next round goes on
-        as that one would have.
+        as that one would have. If this link is lost too, so that `begin` raises, it may be called again.
         """
         stats, history = self.stats, self._history
         self.session, self.drafter, self.committed = session, drafter, held
-        self.begin(self.tokens, progress, reuse=True)
-        stats.spend("prefill", self.stats.seconds["prefill"])
-        self.stats, self._history = stats, history
+        try:
+            self.begin(self.tokens, progress, reuse=True)
+            stats.spend("prefill", self.stats.seconds["prefill"])
+        finally:  # budget, penalties and figures are those of the whole text, not of what `begin` began
+            self.stats, self._history = stats, history
 
     def adopt(self, tokens: Sequence[int]) -> None:
         """Before the first text: these tokens are in the session's cache already; `begin` may reuse them."""

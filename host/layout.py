@@ -32,6 +32,21 @@ def vendor_of(graph: GraphEntry) -> VendorEntry:
     return graph.vendor
 
 
+def last_widths(model: ModelEntry, provider: str) -> tuple[int, ...]:
+    """Widths, ascending, whose graphs for the CPU ("cpu") or the NPU give their last row's logits alone."""
+    return tuple(
+        sorted(
+            {
+                graph.width or 0
+                for graph in model.graphs
+                if graph.vendor is not None
+                and graph.vendor.last_logits
+                and (graph.provider == "cpu") == (provider == "cpu")
+            }
+        )
+    )
+
+
 def check_layout(model: ModelEntry, refuse: Refuse) -> None:
     """Call `refuse` with what is wrong about a model's cache layout and the graphs in it."""
     if model.kv_layout not in LAYOUTS:

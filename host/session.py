@@ -23,7 +23,8 @@ class SessionSpec:
 
     `capacity` is the number of cache slots C, `provider` what the user chose ("cpu", "runner", ...).
     `features` is how many numbers a row's `hidden` has, 0 where the graph does not give it. `logits` is how
-    many a row of logits has: `vocab`, or fewer where a draft head proposes fewer tokens.
+    many a row of logits has: `vocab`, or fewer where a draft head proposes fewer tokens. `last_logits` are
+    those of `widths` whose graph gives its last row's logits alone: prompts go through them, trees do not.
     """
 
     role: str
@@ -38,6 +39,20 @@ class SessionSpec:
     provider: str
     features: int
     logits: int
+    last_logits: tuple[int, ...] = ()
+
+    @property
+    def tree_widths(self) -> tuple[int, ...] | None:
+        """The widths for trees, ascending; None where any up to `max_width` runs. One row has every logit
+        in each graph."""
+        if self.widths is None:
+            return None
+        return tuple(width for width in self.widths if width not in self.last_logits) or (1,)
+
+    @property
+    def tree_width(self) -> int:
+        """The rows of the widest pass that gives every row's logits: no tree has more nodes."""
+        return self.max_width if self.tree_widths is None else self.tree_widths[-1]
 
 
 @dataclass(frozen=True, slots=True)

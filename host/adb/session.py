@@ -18,6 +18,7 @@ from hexgraft.host.adb.push import Progress, Pushed, Pusher, megabytes
 from hexgraft.host.adb.release import Release, find_release
 from hexgraft.host.adb.store import Folder
 from hexgraft.host.bundle import Bundle
+from hexgraft.host.layout import last_widths
 from hexgraft.host.runner.cache_file import CacheFile
 from hexgraft.host.runner.connection import Operation
 from hexgraft.host.runner.session import RunnerSession
@@ -144,6 +145,7 @@ class DeviceSession(RunnerSession):
                 threads=threads,
                 soc=place.build.soc if place.build else None,
                 precision=place.build.precision if place.build else None,
+                last_logits=last_widths(place.bundle.model(role), provider),
             )
         except (BundleError, RunnerError) as error:
             raise self._runner.decoded(error) from error

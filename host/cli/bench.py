@@ -99,16 +99,17 @@ def bench(bundle: Path, **options: Any) -> None:
     tokens = options["max_tokens"] or (_TOKENS_ON_A_PHONE if options["backend"] == "device" else _TOKENS)
     opened = open_checked(bundle, options["no_verify"])
     profile = take_profile(opened, options, Plan(fills, options["repeats"], options["warmup"], tokens))
+    # Shown first: a write that fails then loses no measurement.
+    if options["as_json"]:
+        click.echo(encode_profile(profile).decode(), nl=False)
+    else:
+        show_profile(profile)
     if output is not None:
         write_profile(profile, output)
         say(f"wrote {output}")
     if options["plot"] is not None:
         plot_profile(profile, options["plot"])
         say(f"wrote {options['plot']}")
-    if options["as_json"]:
-        click.echo(encode_profile(profile).decode(), nl=False)
-    else:
-        show_profile(profile)
 
 
 def take_profile(bundle: Bundle, options: dict[str, Any], wanted: Plan) -> LatencyProfile:

@@ -141,7 +141,7 @@ class ChatSession:
             except HexgraftError as error:
                 if not terminal:
                     raise
-                say_error(error.message, error.hint)
+                say_error(error.message, error.hint, error.details)
             if presses > 1 or (presses and not terminal):
                 return INTERRUPTED
 
@@ -151,24 +151,39 @@ class ChatSession:
             self._command(line)
             return 0
         text = line[1:] if line.startswith("//") else line
+        before = list(self._talk.turns)
         self._talk.ask(text)
         try:
-            generation = self._generate(self._prompt())
+            with interruptible() as interrupted:
+                generation = self._generate(self._prompt(), interrupted)
+                self._talk.reply(generation.text, generation.tokens)
         except _Cancelled:
-            self._talk.undo()
+            self._talk.turns = before
             say("\nthe message was taken back")
             return 1
+        except KeyboardInterrupt:  # the second one
+            self._talk.turns = before
+            self._tell("")
+            return 2
         except HexgraftError:
-            self._talk.undo()
+            self._talk.turns = before
             raise
-        self._talk.reply(generation.text, generation.tokens)
         self._last = generation.finish
-        if generation.finish == "length":
-            say(f"the context of {self._capacity} tokens is full, the answer ends here; {self._way_out()}")
+        self._say_full(len(before) + 1)
+        if generation.lost is not None:
+            raise generation.lost
         return int(generation.finish == "interrupted")
 
-    def _generate(self, prompt: list[int]) -> Generation:
-        with interruptible() as interrupted, token_progress("reading", len(prompt) - 1) as advance:
+    def _say_full(self, turns: int) -> None:
+        """What a full context did to an answer, and to the `turns` there were with it."""
+        dropped = turns - len(self._talk.turns)
+        if dropped:
+            say(f"the context is full: forgot the {dropped} oldest of {turns} turns")
+        if self._last == "length":
+            say(f"the context of {self._capacity} tokens is full, the answer ends here; {self._way_out()}")
+
+    def _generate(self, prompt: list[int], interrupted: Callable[[], bool]) -> Generation:
+        with token_progress("reading", len(prompt) - 1) as advance:
 
             def progress(count: int) -> None:
                 advance(count)
@@ -177,8 +192,7 @@ class ChatSession:
 
             self._answer.begin()
             self.decoder.begin(prompt, progress, reuse=True)
-        with interruptible() as interrupted:
-            generation = generate(self.decoder, self._answer, show=print_piece, interrupted=interrupted)
+        generation = generate(self.decoder, self._answer, show=print_piece, interrupted=interrupted)
         click.echo()
         return generation
 
@@ -187,14 +201,8 @@ class ChatSession:
         quarter of the context stays free for the answer; otherwise DecodeError."""
         prompt = self._talk.prompt()
         reserve = min(self.decoder.options.max_tokens, self._capacity // 4) if self._drop_oldest else 0
-        dropped = 0
         while len(prompt) + reserve > self._capacity and self._drop_oldest and self._talk.drop_oldest():
-            dropped += 1
             prompt = self._talk.prompt()
-        if dropped:
-            say(
-                f"the context is full: forgot the {dropped} oldest of {len(self._talk.turns) + dropped} turns"
-            )
         if len(prompt) > self._capacity:
             raise DecodeError(
                 f"with this message the conversation has {len(prompt)} tokens, the context holds "
@@ -239,9 +247,12 @@ class ChatSession:
         say(f"{len(self._talk.turns)} turns, {self._room(len(self.decoder.tokens))}")
 
     def _save(self, argument: str) -> None:
-        if not argument:
+        if not argument or "\0" in argument:
             raise UsageError("/save needs a file name", "type /save conversation.json")
-        path = Path(argument).expanduser()
+        try:
+            path = Path(argument).expanduser()
+        except RuntimeError as error:
+            raise UsageError(f"there is no home folder for {argument}", "give the path without ~") from error
         conversation = {
             "model": self._bundle.target.name,
             "bundle": self._bundle.digest,

@@ -32,12 +32,21 @@ from hexgraft.models.errors import UsageError
 
 WITHOUT_MODEL = ("lookup", "chain")
 WITH_MODEL = ("lookup", "chain", "best-first", "levels", "lookup+levels")
+SIZES = (4, 8, 16, 32)
 
 
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--drafters", help="Names, comma separated. Default: all that fit the bundle.")
-@click.option("--tree-sizes", default="4,8,16,32", show_default=True, help="Nodes of a tree.")
+@click.option(
+    "--drafters",
+    help=f"Names, comma separated. Default: {', '.join(WITH_MODEL)}; without a draft model "
+    f"{' and '.join(WITHOUT_MODEL)}.",
+)
+@click.option(
+    "--tree-sizes",
+    help=f"Nodes of a tree, comma separated. Default: those of {','.join(map(str, SIZES))} that fit the "
+    "target's widest graph.",
+)
 @click.option(
     "--max-tokens", default=96, show_default=True, type=click.IntRange(min=1), help="Tokens a prompt."
 )
@@ -65,7 +74,7 @@ def lab(bundle: Path, **options: Any) -> None:
         check_plot(options["plot"])
     opened = open_checked(bundle, options["no_verify"])
     sampling = take_sampling(options)
-    sizes = _sizes(options["tree_sizes"])
+    asked = _sizes(options["tree_sizes"])
     names = _drafters(options["drafters"], opened)
     prompts = take_prompts(options["prompts"], options["category"])
 
@@ -73,6 +82,7 @@ def lab(bundle: Path, **options: Any) -> None:
         return open_role(opened, role, options)
 
     target = session("target")
+    sizes = _fitting(asked, target.spec.tree_width)
     stops = frozenset(opened.manifest.tokenizer.stop_tokens)
     decode = DecodeOptions(max_tokens=options["max_tokens"], tree_size=1, stops=stops, sampling=sampling)
     with token_progress("decoding plainly", len(prompts)) as advance:
@@ -86,19 +96,22 @@ def lab(bundle: Path, **options: Any) -> None:
     }
     with token_progress("trying drafters", len(names) * len(sizes) * len(prompts)) as advance:
         rows = compare_drafters(target, transcripts, makers, sizes, decode, partial(advance, 1))
-    if options["plot"] is not None:
-        title = f"{opened.target.name}, temperature {sampling.temperature:g}"
-        plot_lab(rows, title, options["plot"])
-        say(f"wrote {options['plot']}")
+    # Shown first: a picture that fails then loses no row.
     if options["as_json"]:
         print_json(
             {"bundle": opened.digest, "tokens": decode.max_tokens, "rows": [r.as_dict() for r in rows]}
         )
     else:
         _show(rows, len(prompts), sum(len(t.answer) for t in transcripts))
+    if options["plot"] is not None:
+        title = f"{opened.target.name}, temperature {sampling.temperature:g}"
+        plot_lab(rows, title, options["plot"])
+        say(f"wrote {options['plot']}")
 
 
-def _sizes(text: str) -> list[int]:
+def _sizes(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
     try:
         sizes = sorted({int(part) for part in text.split(",")})
     except ValueError:
@@ -106,6 +119,18 @@ def _sizes(text: str) -> list[int]:
     if not sizes or sizes[0] < 2 or sizes[-1] > 1024:
         raise UsageError(
             f"--tree-sizes {text!r} is not a list of numbers from 2 to 1024", "example: --tree-sizes 4,8,16"
+        )
+    return sizes
+
+
+def _fitting(asked: list[int] | None, widest: int) -> list[int]:
+    """The sizes asked for, all of which must fit the target's widest graph; else the usual ones that do."""
+    sizes = asked or [size for size in SIZES if size <= widest] or [max(2, widest)]
+    if sizes[-1] > widest:
+        hint = f"give at most {widest}, or export" if widest > 1 else "export"
+        raise UsageError(
+            f"--tree-sizes {sizes[-1]} is wider than the target's widest graph, {widest}",
+            f"{hint} with a wider --widths",
         )
     return sizes
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -22,6 +23,8 @@ from hexgraft.host.loopback.faults import Faults
 from hexgraft.host.loopback.phone import PHONES
 from hexgraft.models.errors import INTERRUPTED, UsageError
 
+_PATIENCE = 5.0
+"""Seconds a command has to end when we are ended."""
 _PROGRAM = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -53,8 +56,8 @@ def loopback(
     """Be a phone: a stand-in for Android's adbd on 127.0.0.1, to which a real adb connects.
 
     With COMMAND, an adb server of its own is started and connected, COMMAND runs with the phone as the only
-    one, and everything ends with it. Without, connect to it yourself; Ctrl-C ends it. Commands on the
-    phone run on this machine, as you, in a folder of their own: it is no jail.
+    one, and everything ends with it; Ctrl-C is for COMMAND. Without, connect to it yourself; Ctrl-C ends it.
+    Commands on the phone run on this machine, as you, in a folder of their own: it is no jail.
 
     \b
     Examples:
@@ -97,10 +100,53 @@ def _run(device: LoopbackDevice, command: tuple[str, ...]) -> int:
                 environment[name] = os.environ[name]
         environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         try:
-            return subprocess.run(list(command), env=environment).returncode
-        except KeyboardInterrupt:
-            return INTERRUPTED
+            return _wait(command, environment)
         except OSError as error:
             raise UsageError(
                 f"{command[0]} cannot be run: {error.strerror}", "name a program after `--`"
             ) from error
+
+
+def _wait(command: tuple[str, ...], environment: dict[str, str]) -> int:
+    """Run a command to its end; its exit code, 128 and the number of a signal that ended it. Ctrl-C is the
+    command's to answer, as in a shell; SIGTERM to us ends it."""
+    process: subprocess.Popen[bytes] | None = None
+    ending = False
+
+    def end(number: int, frame: FrameType | None) -> None:
+        nonlocal ending
+        ending = True
+        if process is not None:  # else the command may run already, and nobody would know of it
+            raise KeyboardInterrupt
+
+    handlers: dict[signal.Signals, Callable[[int, FrameType | None], None]] = {signal.SIGTERM: end}
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        # Not SIG_IGN, which the command would inherit: a handler of ours becomes the default there.
+        handlers[signal.SIGINT] = _overhear
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        process = subprocess.Popen(command, env=environment)
+        if ending:
+            raise KeyboardInterrupt
+        code = process.wait()
+    except KeyboardInterrupt:
+        if process is not None:
+            _end(process)
+        return INTERRUPTED
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return code if code >= 0 else 128 - code
+
+
+def _overhear(number: int, frame: FrameType | None) -> None:
+    """Ctrl-C is for somebody else."""
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(_PATIENCE)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        process.kill()
+        process.wait()

@@ -321,7 +321,7 @@ def open_decoder(bundle: Bundle, codec: TextCodec, answer: AnswerText, options: 
 
 
 def _tree_size(asked: int | None, target: Session) -> int:
-    return min(DEFAULT_TREE_SIZE, target.spec.max_width) if asked is None else asked
+    return min(DEFAULT_TREE_SIZE, target.spec.tree_width) if asked is None else asked
 
 
 def _drafter_name(bundle: Bundle, options: dict[str, Any]) -> str:

@@ -29,7 +29,7 @@ from hexgraft.host.decode import DecodeOptions
 from hexgraft.host.drafters.registry import DRAFTERS
 from hexgraft.host.lab.comparison import Transcript, transcribe
 from hexgraft.host.lab.prompts import CATEGORIES, LabPrompt
-from hexgraft.host.measure.choice import write_choice
+from hexgraft.host.measure.choice import check_kept, write_choice
 from hexgraft.host.measure.contest import Contest
 from hexgraft.host.measure.costs import Costs
 from hexgraft.host.measure.decision import decide
@@ -103,6 +103,8 @@ def tune(bundle: Path, **options: Any) -> None:
     sampling = take_sampling(options)
     opened = open_checked(bundle, options["no_verify"])
     foreign = find_profile(options["profile"]) if options["profile"] is not None else None
+    if foreign is None and not options["no_write"]:
+        check_kept()
     profile = foreign or take_profile(opened, options | {"cool_to": 45.0, "cool_timeout": 120.0}, Plan())
     kitchen = _prepare(opened, options, profile, sampling, prompts)
     if not kitchen.search.sizes:
@@ -128,10 +130,12 @@ def tune(bundle: Path, **options: Any) -> None:
         contest.progress = partial(advance, 1)
         verdict = decide(kitchen.search, contest, best, adapted)
     path = None
-    if not options["no_write"]:
-        site = site_of(place_of(opened, options), options["threads"], kitchen.target)
-        path = write_choice(site, profile, verdict.choice)
-    show_chosen(kitchen.search, guesses, verdict, path, as_json=options["as_json"])
+    try:
+        if not options["no_write"]:
+            site = site_of(place_of(opened, options), options["threads"], kitchen.target)
+            path = write_choice(site, profile, verdict.choice)
+    finally:  # what took minutes is shown even where it cannot be kept
+        show_chosen(kitchen.search, guesses, verdict, path, as_json=options["as_json"])
 
 
 @dataclass(slots=True)
@@ -167,7 +171,7 @@ def _prepare(
     costs = Costs.of(profile)
     # Trees are as wide as the table's graphs are, whatever runs here.
     widths = costs.target.widths if costs.target.padded else None
-    widest = costs.target.widths[-1] if costs.target.padded else target.spec.max_width
+    widest = costs.target.widths[-1] if costs.target.padded else target.spec.tree_width
     bench = Bench(with_widths(target.spec, widths, widest), transcripts, decode, draft)
     search = Search(bench, costs, maker(bundle, sampling), partial(_opened, draft))
     return _Kitchen(target, draft, sampling, decode, transcripts, search)

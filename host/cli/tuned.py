@@ -55,7 +55,7 @@ def tuned_drafter(
         say("tuned: plain decoding, as no tree pays here (--no-tuned drafts all the same)")
         return NoDraft(), 1
     costs = Costs.of(tuned.profile, choice.drafting)
-    sizes = sizes_of(costs, target.spec.max_width)
+    sizes = sizes_of(costs, target.spec.tree_width)
     if not sizes:
         return None
     make = maker(bundle, sampling)

@@ -46,7 +46,7 @@ class VendorSession:
         capacity = columns - max(chains)
         rope = rope_table(model.rope, capacity)
         self._frames = {width: Frame(model, chain, rope) for width, chain in sorted(chains.items())}
-        self._full = [width for width, frame in self._frames.items() if not frame.last]
+        self._order = sorted(self._frames, key=lambda width: (self._frames[width].last, width))
         self.spec = SessionSpec(
             role=role,
             vocab=model.vocab,
@@ -60,6 +60,7 @@ class VendorSession:
             provider=provider,
             features=0,
             logits=model.vocab,
+            last_logits=tuple(width for width, frame in self._frames.items() if frame.last),
         )
         self._cache = PastCache(model, columns, capacity, min(chains))
         self._bindings: dict[int, Any] = {}
@@ -108,8 +109,7 @@ class VendorSession:
         """The narrowest width that fits; those that give one row's logits only where no other does."""
         if count < 1 or count > self.spec.max_width:
             raise DecodeError(f"a pass of {count} rows, this session runs 1 to {self.spec.max_width}")
-        widths = [*self._full, *(width for width, frame in self._frames.items() if frame.last)]
-        return next(width for width in widths if width >= count)
+        return next(width for width in self._order if width >= count)
 
     def _bind(self, frame: Frame) -> Any:
         """The runtime's binding for one width, made once: no buffer ever moves."""
@@ -148,10 +148,9 @@ class VendorRows:
         if self._session._pass != self._number:
             raise DecodeError("these rows are gone: the session has run another pass since")
         if self._frame.last and any(row != self.count - 1 for row in rows):
-            wide = max(self._session._full, default=1)
             raise DecodeError(
                 f"the graph of {self.width} rows gives the logits of its last row alone",
-                f"use --tree-size {wide} or less",
+                f"use --tree-size {self._session.spec.tree_width} or less",
             )
         return self._frame.logits(rows)
 

@@ -4,23 +4,39 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from hexgraft.host.atomic_file import check_place, check_replaced, write_whole
 from hexgraft.host.lab.comparison import LabRow
 from hexgraft.host.lab.prompts import CATEGORIES
 from hexgraft.models.errors import UsageError
 
-SUFFIXES = (".png", ".svg", ".pdf")
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+STARTS = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF-"}
+"""What pictures begin with, by the ends of their names."""
 
 
 def check_plot(path: Path) -> None:
-    """Raise UsageError now, not after minutes of measuring, if the picture cannot be written later."""
-    if path.suffix.lower() not in SUFFIXES:
-        raise UsageError(f"--plot {path} has no picture format", f"end its name in {', '.join(SUFFIXES)}")
-    if not path.resolve().parent.is_dir():
-        raise UsageError(f"the folder of --plot {path} does not exist", f"mkdir -p {path.parent}")
+    """Raise HexgraftError now, not after minutes of measuring, if the picture cannot be written later: it may
+    replace an older one, and nothing else."""
+    suffix = path.suffix.lower()
+    if suffix not in STARTS:
+        raise UsageError(f"--plot {path} has no picture format", f"end its name in {', '.join(STARTS)}")
+    check_place(path, "--plot", f"picture{suffix}")
+    check_replaced(path, STARTS[suffix], f"{suffix[1:].upper()} picture", "--plot")
     if importlib.util.find_spec("matplotlib") is None:
         raise UsageError("--plot needs matplotlib", "pip install 'hexgraft[plot]'")
+
+
+def write_figure(figure: Figure, path: Path) -> None:
+    """Draw a figure at a name that `check_plot` took, over an older picture."""
+    drawn = BytesIO()
+    figure.savefig(drawn, format=path.suffix.lower()[1:], dpi=150)
+    write_whole(path, drawn.getvalue(), replace=True)
 
 
 def plot_lab(rows: Sequence[LabRow], title: str, path: Path) -> None:
@@ -55,4 +71,4 @@ def plot_lab(rows: Sequence[LabRow], title: str, path: Path) -> None:
     right.axhline(1, color="black", linewidth=0.8, linestyle=":")
     right.set(title=f"by category, {sizes[-1]} nodes", ylabel="tokens a target pass")
     figure.suptitle(title)
-    figure.savefig(path, dpi=150)
+    write_figure(figure, path)

@@ -65,9 +65,9 @@ class Plan:
 
 
 def measured_widths(session: Session) -> Sequence[int]:
-    """The widths of a session's graphs; a series where any width runs."""
-    if session.spec.widths is not None:
-        return session.spec.widths
+    """The widths of a session's graphs for trees; a series where any width runs."""
+    if session.spec.tree_widths is not None:
+        return session.spec.tree_widths
     return [width for width in _ANY if width <= session.spec.max_width]
 
 
@@ -85,7 +85,7 @@ def measure_model(session: Session, model: ModelEntry, plan: Plan) -> ModelTimes
             start += width
             plan.progress()
         passes += _passes(session, model, fill, plan)
-    widths = list(session.spec.widths) if session.spec.widths is not None else None
+    widths = list(measured_widths(session)) if session.spec.widths is not None else None
     return ModelTimes(model.name, passes, widths, model.parameters, _cache_times(session, model, plan))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hexgraft.host.lab.plot import write_figure
 from hexgraft.host.measure.profile import LatencyProfile, ModelTimes, PassTime
 
 
@@ -30,7 +31,7 @@ def plot_profile(profile: LatencyProfile, path: Path) -> None:
     right.set(ylabel="times one row's pass", title="against one row")
     left.legend(frameon=False)
     figure.suptitle(f"{profile.machine.name}, {profile.backend} ({profile.source.kind})")
-    figure.savefig(path, dpi=150)
+    write_figure(figure, path)
 
 
 def _draw(model: ModelTimes, style: str, left: Any, right: Any) -> None:

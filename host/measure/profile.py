@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from shlex import quote
 from typing import Annotated, Literal
 
 import msgspec
 
-from hexgraft.host.atomic_file import check_replaced, write_whole
-from hexgraft.models.errors import HexgraftError, UsageError
+from hexgraft.host.atomic_file import check_place, check_replaced, write_whole
+from hexgraft.models.errors import HexgraftError
 
 FORMAT = 1
 """Readers accept exactly this version; there is no compatibility code."""
@@ -221,11 +220,8 @@ def read_profile(path: Path) -> LatencyProfile:
 
 
 def check_output(path: Path) -> None:
-    """Raises UsageError, before anything is measured, where no profile can be written for -o."""
-    if not path.resolve().parent.is_dir():
-        raise UsageError(f"the folder of -o {path} does not exist", f"mkdir -p {quote(str(path.parent))}")
-    if path.is_dir():
-        raise UsageError(f"-o {path} is a folder", f"example: -o {path / 'profile.json'}")
+    """Raises HexgraftError, before anything is measured, where no profile can be written for -o."""
+    check_place(path, "-o", "profile.json")
     check_replaced(path, b'{\n "format":', "profile", "-o")
 
 

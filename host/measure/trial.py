@@ -139,5 +139,8 @@ def steady(seconds: Sequence[float]) -> float:
 
 
 def with_widths(spec: SessionSpec, widths: Sequence[int] | None, widest: int) -> SessionSpec:
-    """The spec of a target as another place would run it."""
-    return replace(spec, widths=tuple(widths) if widths is not None else None, max_width=widest)
+    """The spec of a target as another place would run it; where any width runs there, trees are no wider than
+    here."""
+    if widths is None:
+        return replace(spec, widths=None, max_width=min(widest, spec.tree_width))
+    return replace(spec, widths=tuple(widths), max_width=widest)

@@ -142,7 +142,7 @@ class Search:
     @property
     def sizes(self) -> list[int]:
         """Nodes trees may have: those that fill a graph."""
-        return sizes_of(self.costs, self.bench.spec.max_width)
+        return sizes_of(self.costs, self.bench.spec.tree_width)
 
     def worst(self, guess: Guess) -> float:
         """Seconds against plain ones of the transcript that fares worst."""
@@ -173,7 +173,7 @@ def _longer(trial: Trial, seconds: float, rounds: Sequence[int] | None = None) -
 
 
 def sizes_of(costs: Costs, widest: int) -> list[int]:
-    """Tree sizes to try where costs are those of `costs` and the target reads `widest` rows at most."""
+    """Tree sizes to try where costs are those of `costs` and a tree has `widest` nodes at most."""
     return [size for size in tree_sizes(costs.target.widths) if size <= widest]
 
 

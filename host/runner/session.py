@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from hexgraft.host.bundle import Bundle
+from hexgraft.host.layout import last_widths
 from hexgraft.host.runner.connection import Operation, OperationFailed, RunnerConnection, as_error
 from hexgraft.host.runner.local import LocalRunner
 from hexgraft.host.runner.rows import Passed, RunnerRows, Want, convert, floats
@@ -52,7 +53,8 @@ class RunnerSession:
 
     `place` is the bundle's folder as the runner sees it. Stores, moves and resets wait for the next message,
     so that a round costs one round trip; the rows a pass is usually asked for come back with it. `soc` and
-    `precision` choose among several builds for the NPU, None for the first one.
+    `precision` choose among several builds for the NPU, None for the first one. `last_logits` is the spec's:
+    the bundle's manifest knows (`host/layout.py`).
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class RunnerSession:
         options: Mapping[str, str] | None = None,
         soc: str | None = None,
         precision: str | None = None,
+        last_logits: Sequence[int] = (),
         owner: LocalRunner | None = None,
     ) -> None:
         self.name = connection.name(role)
@@ -90,9 +93,9 @@ class RunnerSession:
         self._triangles: dict[int, Bools] = {}
         self._states: States | None = None
         self.loaded = convert(connection.call_one(request), Loaded)
-        self.spec = self._spec(provider)
+        self.spec = self._spec(provider, last_logits)
 
-    def _spec(self, provider: str) -> SessionSpec:
+    def _spec(self, provider: str, last_logits: Sequence[int]) -> SessionSpec:
         loaded = self.loaded
         return SessionSpec(
             role=self.role,
@@ -107,6 +110,7 @@ class RunnerSession:
             provider="runner" if provider == "cpu" else f"runner-{provider}",
             features=loaded.features,
             logits=loaded.logits,
+            last_logits=tuple(last_logits),
         )
 
     def feed(self, states: States) -> None:
@@ -297,6 +301,7 @@ def open_local_session(
             options=options,
             soc=soc,
             precision=precision,
+            last_logits=last_widths(bundle.model(role), provider),
             owner=runner,
         )
     except BaseException:

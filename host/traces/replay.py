@@ -109,8 +109,8 @@ def trace_passes(trace: Trace, width: int) -> Iterator[ForcedPass]:
 
 
 def common_width(*sessions: Session) -> int:
-    """The widest pass that all sessions can run."""
-    return min(session.spec.max_width for session in sessions)
+    """The widest pass of which all sessions give every row's logits."""
+    return min(session.spec.tree_width for session in sessions)
 
 
 def replay(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,22 @@ def test_a_lost_link_keeps_the_text(hexgraft: Hexgraft, bundle: Bundle, device: 
     assert setting(device) == "0"
     open_phone(device.serial).wait(30)
     assert hexgraft(*words, "--backend", "device").json["tokens"] == whole.json["tokens"]
+
+
+def test_a_lost_link_ends_a_conversation_in_a_script(
+    hexgraft: Hexgraft, bundle: Bundle, device: LoopbackDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hexgraft("push", str(bundle.path))
+    words = ["chat", str(bundle.path), "--max-tokens", "300", "--plain"]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"abc\n")))
+    whole = hexgraft(*words)
+    device.link.cut_after(40_000)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"abc\n")))
+    result = hexgraft(*words, "--backend", "device")
+    assert result.code == CONNECTION_LOST
+    assert "error: the connection to SM S928B" in result.err
+    assert 1 < len(result.out) < len(whole.out)
+    assert whole.out.startswith(result.out.rstrip("\n\ufffd"))
 
 
 def caches(device: LoopbackDevice) -> Path:

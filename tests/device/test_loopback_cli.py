@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from device_command import Hexgraft, command
 
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.loopback.adb_server import AdbServer
-from hexgraft.models.errors import USAGE
+from hexgraft.models.errors import INTERRUPTED, USAGE
 
 
 @pytest.fixture
@@ -39,6 +40,34 @@ def test_loopback_waits_for_ctrl_c(hexgraft: Hexgraft, tmp_path: Path) -> None:
     waiting.communicate(timeout=120)
     assert waiting.returncode == 0
     assert (tmp_path / "phone" / "properties").is_file()
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "said"),
+    [
+        ("trap 'sleep 1; echo kept; exit 7' INT; echo ready; while :; do sleep 0.1; done", 7, b"kept\n"),
+        ("trap 'echo heard' INT; echo ready; sleep 1; adb devices -l | grep -c SM_S928B", 0, b"heard\n1\n"),
+        ("echo ready; exec sleep 60", INTERRUPTED, b""),
+    ],
+)
+def test_ctrl_c_is_for_the_command(server: AdbServer, script: str, code: int, said: bytes) -> None:
+    """It decides, takes its time, and keeps the phone meanwhile; a terminal tells both of Ctrl-C."""
+    running = command("device", "loopback", "--", "sh", "-c", script, start_new_session=True)
+    assert running.stdout is not None
+    assert running.stdout.readline() == b"ready\n"
+    os.killpg(running.pid, signal.SIGINT)
+    out, err = running.communicate(timeout=120)
+    assert (running.returncode, out, err) == (code, said, b"")
+
+
+def test_sigterm_ends_the_command_too(server: AdbServer) -> None:
+    script = "trap 'echo ended; exit 7' TERM; echo ready; while :; do sleep 0.1; done"
+    running = command("device", "loopback", "--", "sh", "-c", script)
+    assert running.stdout is not None
+    assert running.stdout.readline() == b"ready\n"
+    running.terminate()
+    out, err = running.communicate(timeout=120)
+    assert (running.returncode, out, err) == (INTERRUPTED, b"ended\n", b"")
 
 
 def test_loopback_takes_no_nonsense(hexgraft: Hexgraft) -> None:

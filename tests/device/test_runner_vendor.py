@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from phones import Connect
 from vendor_export import import_folder, write_vendor_export
 
+from hexgraft.host.adb.session import open_device_session
 from hexgraft.host.backends import open_session
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.decode import DecodeOptions, Decoder
@@ -52,6 +54,7 @@ def tokens(session: Session, bundle: Bundle) -> list[int]:
 def test_bit_by_bit(bundle: Bundle, remote: RunnerSession) -> None:
     local = open_session(bundle, "target", "cpu", threads=1)
     assert (remote.spec.capacity, remote.spec.widths) == (local.spec.capacity, local.spec.widths)
+    assert remote.spec.tree_widths == local.spec.tree_widths
     for session in (remote, local):
         for _ in prefill(session, TEXT, 0, 57):  # through the widest graph, then a narrower one
             pass
@@ -88,8 +91,21 @@ def test_one_rows_logits(binary: Path, tmp_path: Path) -> None:
     made = write_vendor_export(tmp_path, widths=(1, 16), last=(16,))
     bundle = import_folder(made.folder, tmp_path / "b")
     session = open_local_session(bundle, binary=binary, threads=1)
+    assert session.spec.tree_width == 1
     rows = session.forward(TEXT[:9], range(9), causal(0, 9))
     assert rows.topk(1, [8]).ids.shape == (1, 1)
     with pytest.raises((RunnerError, DecodeError), match="logits of the last row alone"):
         rows.logits(3)
+    session.close()
+
+
+def test_phones_know_what_graphs_give(
+    binary: Path, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEXGRAFT_RUNNER", str(binary))
+    made = write_vendor_export(tmp_path, widths=(1, 8, 16), last=(16,))
+    bundle = import_folder(made.folder, tmp_path / "b")
+    connect()
+    session = open_device_session(bundle, "target")
+    assert (session.spec.max_width, session.spec.tree_width) == (16, 8)
     session.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pty
@@ -15,14 +16,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from command import error_of, hexgraft, spawn
+from command import error_of, hexgraft, last_error_of, spawn
 from pair import write_pair
 
 from hexgraft.export.writer import ExportOptions
 from hexgraft.host.bundle import open_bundle
+from hexgraft.host.cpu_session import CpuSession
 from hexgraft.host.text import TextCodec
+from hexgraft.models.errors import CONNECTION_LOST, HexgraftError
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +40,37 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle whose context takes seconds to fill."""
     folder = tmp_path_factory.mktemp("endless")
     return write_pair(folder, noise=None, context=8192, options=ExportOptions((1, 8), 8192))
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Has the next chat in this process read lines as if a human typed them."""
+
+    def type_lines(*lines: str) -> None:
+        waiting = iter(lines)
+        human = SimpleNamespace(terminal=True, read=lambda: next(waiting, None))
+        monkeypatch.setattr("hexgraft.host.cli.chat.ChatInput", lambda: human)
+
+    return type_lines
+
+
+@pytest.fixture
+def lose(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Has passes fail after so many, as those behind a link that is gone."""
+
+    def lose_after(passes: int) -> None:
+        left, forward = iter(range(passes)), CpuSession.forward
+
+        def cut(session: CpuSession, *arguments: Any) -> Any:
+            if next(left, None) is None:
+                error = HexgraftError("the link is gone", "plug it in")
+                error.exit_code = CONNECTION_LOST
+                raise error
+            return forward(session, *arguments)
+
+        monkeypatch.setattr(CpuSession, "forward", cut)
+
+    return lose_after
 
 
 # ------------------------------------------------------------------ scripted
@@ -145,6 +181,43 @@ def test_the_oldest_turns_are_dropped_when_asked(bundle: Path, tmp_path: Path) -
     assert 3 <= len(talk) < 13
 
 
+def test_a_message_that_is_refused_costs_no_turns(
+    bundle: Path, tmp_path: Path, typed: Callable[..., None]
+) -> None:
+    saved = [tmp_path / name for name in ("before.json", "after.json")]
+    typed("the fox", "the dog", f"/save {saved[0]}", "the birds " * 200, f"/save {saved[1]}")
+    result = hexgraft("chat", bundle, "--drop-oldest", "--max-tokens", "9")
+    assert result.exit_code == 0
+    assert "the message was taken back\n\nhint: shorten the message" in result.stderr
+    assert "forgot" not in result.stderr
+    assert len(json.loads(saved[1].read_text())["messages"]) == 4
+    assert saved[0].read_text() == saved[1].read_text()
+
+
+def test_a_lost_link_ends_a_script_after_the_text_so_far(bundle: Path, lose: Callable[[int], None]) -> None:
+    whole = hexgraft("chat", bundle, "--plain", "--max-tokens", "30", input="the fox\n")
+    lose(12)
+    result = hexgraft("chat", bundle, "--plain", "--max-tokens", "30", input="the fox\n")
+    assert result.exit_code == CONNECTION_LOST
+    assert last_error_of(result) == ("the link is gone", "plug it in")
+    assert 0 < len(result.stdout) < len(whole.stdout)
+    assert whole.stdout.startswith(result.stdout.rstrip("\n\ufffd"))
+
+
+def test_a_lost_link_is_said_and_the_turn_stays(
+    bundle: Path, tmp_path: Path, typed: Callable[..., None], lose: Callable[[int], None]
+) -> None:
+    saved = tmp_path / "talk.json"
+    typed("the fox", "/stats", f"/save {saved}")
+    lose(12)
+    result = hexgraft("chat", bundle, "--plain", "--max-tokens", "30")
+    assert result.exit_code == 0
+    assert "error: the link is gone\n\nhint: plug it in\n[lost] " in result.stderr
+    answer = json.loads(saved.read_text(encoding="utf-8"))["messages"][-1]
+    assert answer["role"] == "assistant"
+    assert answer["content"] + "\n" == result.stdout
+
+
 def test_an_answer_cut_by_the_context_is_said(bundle: Path) -> None:
     result = hexgraft("chat", bundle, "--max-tokens", "1000", input="the fox " * 30 + "\n")
     assert "the context of 256 tokens is full, the answer ends here; /reset starts over" in result.stderr
@@ -173,6 +246,51 @@ def test_save_does_not_overwrite_what_it_did_not_write(bundle: Path, tmp_path: P
     assert hint.endswith(f"rm {quote(str(mine))}")
     assert mine.read_text() == "mine"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["mine", "saved.json"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "hint"),
+    [
+        ("~nobody-at-all/x.json", "there is no home folder for {}", "give the path without ~"),
+        ("/dev/null/x.json", "the folder /dev/null does not exist", "mkdir -p /dev/null"),
+        ("x" * 300, "cannot write {}: File name too long", "choose a shorter name"),
+        ("x" * 250, "cannot write {}: File name too long", "choose a shorter name"),
+        ("x\0y", "/save needs a file name", "type /save conversation.json"),
+    ],
+)
+def test_a_conversation_goes_on_where_it_cannot_be_saved(
+    bundle: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    typed: Callable[..., None],
+    name: str,
+    message: str,
+    hint: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    typed(f"/save {name}", "/save talk.json")
+    result = hexgraft("chat", bundle)
+    assert result.exit_code == 0, result.output
+    assert f"error: {message.format(name)}\n\nhint: {hint}\n" in result.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ["talk.json"]
+
+
+def test_a_folder_that_may_not_be_read_ends_no_conversation(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: Callable[..., None]
+) -> None:
+    closed, is_dir = tmp_path / "closed", Path.is_dir
+
+    def refuse(path: Path) -> bool:
+        if path.parent == closed:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return is_dir(path)
+
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    typed(f"/save {closed}/in/talk.json", "/stats")
+    result = hexgraft("chat", bundle)
+    assert result.exit_code == 0, result.output
+    assert f"error: cannot write {closed}/in/talk.json: Permission denied\n\nhint: " in result.stderr
+    assert "no answer yet" in result.stderr
 
 
 def test_help_and_quit(bundle: Path) -> None:
@@ -209,6 +327,46 @@ def test_ctrl_c_in_a_script_keeps_the_text_and_leaves(endless: Path) -> None:
     assert first
     assert rest.endswith(b"\n")
     assert b"Traceback" not in errors
+
+
+@pytest.mark.parametrize("passes", [0, 5])
+def test_a_second_ctrl_c_leaves_at_once(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch, typed: Callable[..., None], passes: int
+) -> None:
+    """Pressed while the prompt is read, and in the answer."""
+    count, forward = iter(range(10**6)), CpuSession.forward
+
+    def press(session: CpuSession, *arguments: Any) -> Any:
+        if next(count) == passes:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+        return forward(session, *arguments)
+
+    monkeypatch.setattr(CpuSession, "forward", press)
+    typed("the fox", "/help")
+    result = hexgraft("chat", bundle, "--plain", "--max-tokens", "30")
+    assert result.exit_code == 130
+    assert bool(result.stdout) == bool(passes)
+    assert result.stderr.splitlines()[1:] == [""], "one line of greeting, and the end of the answer's line"
+
+
+def test_the_first_ctrl_c_while_the_prompt_is_read_takes_the_message_back(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: Callable[..., None]
+) -> None:
+    saved, forward = tmp_path / "talk.json", CpuSession.forward
+
+    def press(session: CpuSession, *arguments: Any) -> Any:
+        monkeypatch.setattr(CpuSession, "forward", forward)
+        signal.raise_signal(signal.SIGINT)
+        return forward(session, *arguments)
+
+    monkeypatch.setattr(CpuSession, "forward", press)
+    typed("the fox", "the dog", f"/save {saved}")
+    result = hexgraft("chat", bundle, "--max-tokens", "9")
+    assert result.exit_code == 0
+    assert "the message was taken back" in result.stderr
+    talk = json.loads(saved.read_text(encoding="utf-8"))["messages"]
+    assert [(m["role"], m["content"] == "the dog") for m in talk] == [("user", True), ("assistant", False)]
 
 
 # ------------------------------------------------------------------ terminal

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from functools import partial
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from command import error_of, last_error_of
+from command import hexgraft as program
+from matplotlib.figure import Figure
 from pair import make_pair
 
+from hexgraft.export.writer import ExportOptions
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cli.main import cli
 from hexgraft.host.cpu_session import CpuSession
 from hexgraft.host.decode import DecodeOptions, Decoder
 from hexgraft.host.drafters.registry import make_drafter
 from hexgraft.host.lab.comparison import compare_drafters, measure, transcribe
+from hexgraft.host.lab.plot import check_plot, write_figure
 from hexgraft.host.lab.prompts import CATEGORIES, LAB_PROMPTS, LabPrompt
 from hexgraft.host.sampling import Sampling
-from hexgraft.models.errors import UsageError
+from hexgraft.models.errors import HexgraftError, UsageError
 
 PROMPTS = [LabPrompt("chat", "abcab"), LabPrompt("maths", "xyz xyz"), LabPrompt("chat", "hello")]
 
@@ -115,3 +121,89 @@ def test_bad_options_are_refused(bundle: Bundle, extra: list[str], message: str)
     assert message in done.exception.message
     assert done.exception.hint
     assert done.exception.exit_code == 2
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its widest graph has eight rows."""
+    folder = tmp_path_factory.mktemp("narrow")
+    return make_pair(folder, noise=None, options=ExportOptions((1, 8), 256)).path
+
+
+def test_the_usual_sizes_are_those_that_fit_the_graphs(narrow: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("one\n", encoding="utf-8")
+    words = ("lab", narrow, "--prompts", prompts, "--max-tokens", "8", "--drafters", "lookup", "--json")
+    for extra, sizes in (((), {4, 8}), (("--widths", "3"), {3}), (("--tree-sizes", "2,6"), {2, 6})):
+        done = program(*words, *extra)
+        assert done.exit_code == 0, done.output
+        assert {row["tree_size"] for row in json.loads(done.stdout)["rows"]} == sizes
+
+
+@pytest.mark.parametrize(
+    ("extra", "message", "hint"),
+    [
+        (
+            ("--tree-sizes", "4,16"),
+            "--tree-sizes 16 is wider than the target's widest graph, 8",
+            "give at most 8, or export with a wider --widths",
+        ),
+        (
+            ("--widths", "1"),
+            "--tree-sizes 2 is wider than the target's widest graph, 1",
+            "export with a wider --widths",
+        ),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused_before_anything_is_decoded(
+    narrow: Path, monkeypatch: pytest.MonkeyPatch, extra: tuple[str, ...], message: str, hint: str
+) -> None:
+    monkeypatch.setattr("hexgraft.host.cli.lab.transcribe", lambda *_: pytest.fail("decoded"))
+    assert error_of(program("lab", narrow, *extra)) == (message, hint)
+
+
+def test_a_picture_that_cannot_be_written_costs_no_rows(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("one\n", encoding="utf-8")
+    words = ("lab", bundle.path, "--prompts", prompts, "--max-tokens", "8", "--tree-sizes", "4")
+
+    def full(*_: object) -> None:
+        raise HexgraftError("no space left", "free some")
+
+    monkeypatch.setattr("hexgraft.host.lab.plot.write_whole", lambda *_, replace: full())
+    done = program(*words, "--drafters", "lookup", "--plot", tmp_path / "lab.png")
+    assert last_error_of(done) == ("no space left", "free some")
+    assert "1 prompts, 8 tokens" in done.stdout
+
+
+@pytest.mark.parametrize("suffix", [".png", ".SVG", ".pdf"])
+def test_a_picture_replaces_a_picture_and_nothing_else(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"lab{suffix}"
+    for _ in range(2):
+        check_plot(path)
+        write_figure(Figure(), path)
+    path.write_text("Dear neighbour")
+    with pytest.raises(UsageError) as caught:
+        check_plot(path)
+    assert caught.value.message == f"{path} exists already and is no {suffix[1:].upper()} picture"
+    assert caught.value.hint == "choose another name for --plot, or remove it"
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_picture_needs_a_folder_it_may_stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "lab.png"
+    path.mkdir()
+    with pytest.raises(UsageError) as caught:
+        check_plot(path)
+    assert caught.value.message == f"--plot {path} is a folder"
+    assert caught.value.hint == f"example: --plot {path / 'picture.png'}"
+    path.rmdir()
+
+    def refuse(dir: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(dir / "tmp"))
+
+    monkeypatch.setattr("hexgraft.host.atomic_file.TemporaryFile", refuse)
+    with pytest.raises(HexgraftError, match=f"^cannot write {path}: Permission denied$"):
+        check_plot(path)

@@ -119,3 +119,46 @@ def test_a_link_lost_at_any_call(name: str, held: bool) -> None:
         assert decoder.stats.tokens == len(expected)
     assert calls > 50
     assert partial > 0
+
+
+def lost_twice(name: str, calls: int) -> tuple[Decoder, bool]:
+    """A run that lost its link after three rounds, and again after so many calls of reading the text again;
+    whether it did."""
+    options = DecodeOptions(24, 8, sampling=Sampling(temperature=0.6, seed=3, frequency=0.4))
+    cable, second = Cable(10**9), Cable(calls)
+    decoder = Decoder(FarSession(TARGET, cable), drafter(name, cable), options)
+    decoder.begin(PROMPT)
+    for _ in range(3):
+        decoder.step()
+    cable.left = 0
+    with pytest.raises(Gone):
+        decoder.step()
+    lost = False
+    try:
+        decoder.resume(FarSession(TARGET, second), drafter(name, second))
+        second.left = 10**9
+    except Gone:
+        lost = True
+        decoder.resume(FakeSession(TARGET), drafter(name, Cable(10**9)))
+    assert [current.finish for current in decoder.rounds()][-1] == "max-tokens"
+    return decoder, lost
+
+
+@pytest.mark.parametrize("name", ["none", "levels"])
+def test_a_link_lost_again_while_the_text_is_read_again(name: str) -> None:
+    """Budget, penalties and figures are those of the whole text, as where the link was lost once."""
+    once, lost = lost_twice(name, 10**9)
+    assert not lost
+    calls = 0
+    while True:
+        twice, lost = lost_twice(name, calls)
+        if not lost:
+            break
+        assert twice.tokens == once.tokens
+        assert len(twice.tokens) == len(PROMPT) + 24
+        ours, theirs = twice.stats.as_dict(), once.stats.as_dict()
+        for volatile in ("seconds", "tokens_per_second"):
+            ours.pop(volatile), theirs.pop(volatile)
+        assert ours == theirs
+        calls += 1
+    assert calls > 1

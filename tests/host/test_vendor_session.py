@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from command import hexgraft
 from numpy.typing import NDArray
 from vendor_export import VendorExport, import_folder, write_vendor_export
 
@@ -14,9 +16,11 @@ from hexgraft.host.bundle import Bundle
 from hexgraft.host.decode import DecodeOptions, Decoder, Round
 from hexgraft.host.drafters.registry import make_drafter
 from hexgraft.host.foreign.session import VendorSession
+from hexgraft.host.measure.trial import with_widths
 from hexgraft.host.prefix import Place
 from hexgraft.host.sampling import Sampling
 from hexgraft.host.session import Session, Visibility, causal, prefill, tree_visibility
+from hexgraft.host.traces.trace_file import read_trace
 from hexgraft.host.tree import TokenTree, TreeBuilder
 from hexgraft.models.errors import BundleError, DecodeError, UsageError
 
@@ -191,6 +195,61 @@ def test_graphs_that_give_one_rows_logits_prefill(tmp_path: Path) -> None:
     vendor.store([11], [39])
     own.store([11], [39])
     np.testing.assert_allclose(vendor.save(40).keys, own.save(40).keys, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def cut(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """Graphs of 1, 8 and 32 rows, the widest of which gives its last row's logits alone."""
+    folder = tmp_path_factory.mktemp("cut")
+    made = write_vendor_export(folder, widths=(1, 8, 32), last=(32,))
+    return import_folder(made.folder, folder / "bundle")
+
+
+def test_trees_are_as_wide_as_graphs_that_give_every_rows_logits(cut: Bundle) -> None:
+    session = open_session(cut, "target", "cpu")
+    spec = session.spec
+    assert (spec.max_width, spec.tree_width, spec.tree_widths) == (32, 8, (1, 8))
+    with pytest.raises(UsageError) as caught:
+        Decoder(session, options=DecodeOptions(tree_size=9))
+    assert caught.value.message == (
+        "--tree-size 9 is wider than the widest graph with the logits of every row, 8"
+    )
+    assert caught.value.hint == "use --tree-size 8 or less"
+    for widths in ([1, 32], [32]):
+        alone = open_session(cut, "target", "cpu", widths=widths)
+        assert (alone.spec.tree_width, alone.spec.tree_widths) == (1, (1,))
+        assert alone.forward([5], [0], causal(0, 1)).topk(1).ids.shape == (1, 1)
+    # As the places of tables would run it, be it one where any width runs.
+    assert with_widths(spec, None, 32).tree_width == 8
+    assert with_widths(spec, (1, 4, 16, 32), 32).tree_widths == (1, 4, 16)
+
+
+def test_commands_take_such_graphs_as_they_are(
+    cut: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without an option about trees: decoding, its trace, measuring and choosing."""
+    monkeypatch.setenv("HEXGRAFT_STATE", str(tmp_path / "state"))
+    trace = tmp_path / "trace.jsonl"
+    text = ("-p", "the quick brown fox and the quick brown dog and the quick", "--raw")
+    ran = hexgraft("run", cut.path, *text, "--max-tokens", "90", "--trace", trace, "--json")
+    assert ran.exit_code == 0, ran.stderr
+    plain = hexgraft("run", cut.path, *text, "--max-tokens", "90", "--plain", "--json")
+    assert json.loads(ran.stdout)["tokens"] == json.loads(plain.stdout)["tokens"]
+    assert read_trace(trace).header.tree_size == 8
+    assert max(len(current.tokens) for current in read_trace(trace).rounds) == 8
+    replayed = hexgraft("replay", trace, cut.path, "--json")
+    assert json.loads(replayed.stdout)["total"]["max_error"] == 0
+    measured = hexgraft("bench", cut.path, "--repeats", "1", "--fills", "16", "--max-tokens", "4", "--json")
+    target = json.loads(measured.stdout)["target"]
+    assert target["widths"] == [1, 8]
+    assert {each["width"] for each in target["passes"]} == {1, 8}
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("the sky is blue\n", encoding="utf-8")
+    words = ("--prompts", prompts, "--max-tokens", "16", "--drafters", "lookup", "--repeats", "1", "--json")
+    tuned = hexgraft("tune", cut.path, *words)
+    assert tuned.exit_code == 0, tuned.stderr
+    assert max(each["setting"]["tree_size"] for each in json.loads(tuned.stdout)["settings"]) == 8
+    assert "tuned: " in hexgraft("run", cut.path, *text, "--max-tokens", "20").stderr
 
 
 def test_rows_are_gone_after_the_next_pass_and_arguments_are_checked(bundle: Bundle) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
+from command import error_of, last_error_of
+from command import hexgraft as program
 from pair import make_pair
 from shapes import shaped_profile
 
@@ -15,10 +17,10 @@ from hexgraft.host.bundle import Bundle
 from hexgraft.host.cli.main import cli
 from hexgraft.host.measure.choice import Choice, Site, Tuned, read_tuned, write_choice
 from hexgraft.host.measure.machine import this_machine
-from hexgraft.host.measure.profile import write_profile
+from hexgraft.host.measure.profile import LatencyProfile, write_profile
 from hexgraft.host.measure.setting import Setting
 from hexgraft.host.prefix import Place
-from hexgraft.models.errors import UsageError
+from hexgraft.models.errors import HexgraftError, UsageError
 
 PROMPT = ("-p", "the sky is blue", "--raw", "--max-tokens", "24")
 
@@ -66,6 +68,40 @@ def test_what_is_chosen_is_what_run_does(bundle: Bundle, prompts: Path, state: P
     assert found["settings"][0]["measured"]["speed"] > 0
     ran = hexgraft("run", str(bundle.path), *PROMPT)
     assert "tuned: " in ran.stderr
+
+
+def test_a_choice_that_cannot_be_kept_is_shown_all_the_same(
+    bundle: Bundle, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> Path:
+        raise HexgraftError("no space left", "free some")
+
+    monkeypatch.setattr("hexgraft.host.cli.tune.write_choice", full)
+    words = ("--prompts", prompts, "--max-tokens", "8", "--drafters", "lookup", "--repeats", "1")
+    done = program("tune", bundle.path, *words, "--json")
+    assert last_error_of(done) == ("no space left", "free some")
+    found = json.loads(done.stdout)
+    assert found["choice"]["measured_plain"] > 0
+    assert found["file"] is None
+
+
+@pytest.mark.parametrize("extra", [(), ("--no-write",)])
+def test_a_folder_that_takes_no_choice_is_said_before_measuring(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, extra: tuple[str, ...]
+) -> None:
+    def measured(*_: object) -> LatencyProfile:
+        raise UsageError("measured", "so far")
+
+    taken = tmp_path / "taken"
+    taken.write_text("a file")
+    monkeypatch.setenv("HEXGRAFT_STATE", str(taken))
+    monkeypatch.setattr("hexgraft.host.cli.tune.take_profile", measured)
+    message, hint = error_of(program("tune", bundle.path, *extra))
+    if extra:
+        assert message == "measured"
+    else:
+        assert message == f"no choice can be kept in {taken / 'tuned'}: Not a directory"
+        assert hint == "name another folder in HEXGRAFT_STATE, or keep nothing with --no-write"
 
 
 def test_explicit_options_win(bundle: Bundle) -> None:
