@@ -170,11 +170,15 @@ class _Export:
                 text = self._text(bundle, "parity", self.htp.parity_text)
                 what = [made_of, where, [graph.file for graph in simulated], text, self.htp.parity_rows]
                 name = f"{role} parity {variant.tag}"
-                figures = self.stages.run(name, what, partial(gate, build, found, text))
+                figures = self.stages.run(name, what, partial(gate, build, found, text), self._stands)
                 parity |= figures
                 if bundle.model(role).head is not None and self.htp.min_agreement is not None:
                     self._tell_of_head(figures, self.htp.min_agreement)
         return graphs, parity
+
+    def _stands(self, figures: dict[str, dict[str, float]]) -> bool:
+        """Whether what a gate found earlier lets graphs through: it may have been forced then."""
+        return self.htp.force or all(one["passed"] for one in figures.values())
 
     def _tell_of_head(self, figures: dict[str, dict[str, float]], wanted: float) -> None:
         """Say how far a head agrees, which the search for an agreement of `wanted` left alone."""

@@ -129,13 +129,13 @@ class Dataset:
         return [batches[place] for place in rng.permutation(len(batches))]
 
     def batch(self, numbers: Sequence[int]) -> Batch:
-        """Some texts, padded to the longest of them."""
+        """Some texts, padded to the longest of them, where the target's graph is."""
         texts = [self.texts[number] for number in numbers]
         longest = max(len(text.states) for text in texts)
         kinds = min(KINDS, self._head.shape[0])
-        parts, d = texts[0].states.shape[1:]
+        kept, d = texts[0].states.shape[1:]
         tokens = torch.zeros(len(texts), longest + 1, dtype=torch.long)
-        states = torch.zeros(len(texts), longest, parts, d)
+        states = torch.zeros(len(texts), longest, kept, d)
         ids = torch.zeros(len(texts), longest, kinds, dtype=torch.long)
         shares = torch.zeros(len(texts), longest, kinds)
         weights = torch.zeros(len(texts), longest)
@@ -146,7 +146,8 @@ class Dataset:
             teacher = self._teacher(number)
             ids[row, :n], shares[row, :n] = teacher.ids.long(), teacher.shares.float()
             weights[row, :n] = self._weights(tokens[row, : n + 1], text.prompt)
-        return Batch(tokens, states[:, :, 1:], states[:, :, 0], ids, shares, weights)
+        parts = (tokens, states[:, :, 1:], states[:, :, 0], ids, shares, weights)
+        return Batch(*(part.to(self._graph.device) for part in parts))
 
     def _teacher(self, number: int) -> Teacher:
         """Made when a text is first used, so that every process makes those of its own part."""

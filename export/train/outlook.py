@@ -64,7 +64,7 @@ def _ranks(states: Tensor, head: Tensor, ids: Tensor, following: Tensor) -> NDAr
     count = min(RANKS, len(ids))
     best = ids[(states.to(head.dtype) @ head.t()).float().topk(count, -1).indices].cpu()
     rows = min(len(best), len(following))
-    equal = best[:rows] == following[:rows, None]
+    equal = best[:rows] == following[:rows, None].cpu()
     found: NDArray[np.int64] = torch.where(equal.any(-1), equal.int().argmax(-1), RANKS).numpy()
     return found
 

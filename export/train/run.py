@@ -53,6 +53,8 @@ class TrainingRun:
         self.outlooks: list[Outlook] = []
         self.measured: list[int] = []
         """Steps after which the outlooks were taken."""
+        self.begun = job.start is not None
+        self.output = ""
         self.text = {"tokens": job.tokens, "waves": waves}
         self.options = {
             **asdict(job.train),
@@ -74,35 +76,44 @@ class TrainingRun:
         """Train until the epochs or the time that is `left` [s] are over; where time is not limited, also
         until none of the last epochs was better. The best draft is written at `output`; returns the
         report."""
-        self._resume(say)
-        progress = self.trainer.progress
-        used = _clock(left, progress.used)
+        self._resume(output, say)
+        used = _clock(left, self.trainer.progress.used)
+        if self.begun and not self.outlooks:  # a head that training makes worse stays what it was
+            self._measure(output, recipe, say)
         for _ in self.trainer.stretches(lambda progress: self._after_step(progress, advance), used):
-            found = outlook(self.draft.net, self.held, self.embedding, self.head, self.tokens)
-            best = max((o.tokens_per_round for o in self.outlooks), default=0.0)
-            self.outlooks.append(found)
-            self.measured.append(progress.step)
-            if found.tokens_per_round > best and self.workers.first:
-                table = {"by_depth_and_rank": found.table}
-                self.draft.write(output, {RECIPE: recipe, ACCEPTANCE: table})
+            self._measure(output, recipe, say)
             self._keep()
-            say(
-                f"step {progress.step}, epoch {progress.epoch + 1 if progress.place else progress.epoch}: "
-                f"loss {np.mean(progress.losses[-20:]):.3f}, "
-                f"{found.tokens_per_round:.2f} tokens a round in chains of 4 on held-out prompts"
-            )
             if used is None and self.workers.any(self._stalled()):
                 break
+        if not self.outlooks:
+            self._measure(output, recipe, say)
         self.workers.wait()
         return self._report()
 
-    def _resume(self, say: Callable[[str], None]) -> None:
+    def _resume(self, output: Path, say: Callable[[str], None]) -> None:
         kept = self.work.load(self.options)
+        self.output = str(output.resolve())
         if kept is not None:
             self.trainer.load(kept["trainer"])
-            self.outlooks = [Outlook(**value) for value in kept["outlooks"]]
-            self.measured = kept["measured"]
+            if kept["output"] == self.output and (output / RECIPE).is_file():  # the best so far is there
+                self.outlooks = [Outlook(**value) for value in kept["outlooks"]]
+                self.measured = kept["measured"]
             say(f"going on after step {self.trainer.progress.step} of {self.trainer.steps}")
+
+    def _measure(self, output: Path, recipe: dict[str, Any], say: Callable[[str], None]) -> None:
+        """Take an outlook, and write the draft if it is the best so far."""
+        progress = self.trainer.progress
+        found = outlook(self.draft.net, self.held, self.embedding, self.head, self.tokens)
+        best = max((o.tokens_per_round for o in self.outlooks), default=-1.0)
+        self.outlooks.append(found)
+        self.measured.append(progress.step)
+        if found.tokens_per_round > best and self.workers.first:
+            self.draft.write(output, {RECIPE: recipe, ACCEPTANCE: {"by_depth_and_rank": found.table}})
+        loss = f"loss {np.mean(progress.losses[-20:]):.3f}, " if progress.losses else ""
+        say(
+            f"step {progress.step}, epoch {progress.epoch + 1 if progress.place else progress.epoch}: {loss}"
+            f"{found.tokens_per_round:.2f} tokens a round in chains of 4 on held-out prompts"
+        )
 
     def _stalled(self) -> bool:
         figures = [o.tokens_per_round for o in self.outlooks]
@@ -119,6 +130,7 @@ class TrainingRun:
             self.work.save(
                 {
                     "options": self.options,
+                    "output": self.output,
                     "text": self.text,
                     "trainer": self.trainer.state(),
                     "outlooks": [asdict(value) for value in self.outlooks],

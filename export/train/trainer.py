@@ -28,10 +28,10 @@ class TrainOptions:
 
     Matrices are trained by Muon where `orthogonal`, by which a head gains more in the same time, all else by
     AdamW. Their learning rate rises to `rate` for `warmup` steps (a tenth of all at most), stays there, and
-    falls as a cosine over the last `fall` epochs: so more epochs can be asked for of a run that has not begun
-    to fall. The first `single` epochs, but for the last of all, train the first step alone at a third of the
-    cost. Where time is short these are parts of the time instead, if that comes first: the rate falls in the
-    last `_FALLING` of it, and the first step is alone for no longer than `_ALONE` of it.
+    falls as a cosine over the last `fall` epochs. The first `single` epochs, but for the last of all, train
+    the first step alone at a third of the cost. Where time is short these are parts of the time instead, if
+    that comes first: the rate falls in the last `_FALLING` of it, and the first step is alone for no longer
+    than `_ALONE` of it.
 
     Source of Muon: Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024).
     """

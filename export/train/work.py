@@ -88,9 +88,24 @@ class Work:
                 partial.unlink()
 
     def load(self, options: dict[str, Any]) -> dict[str, Any] | None:
-        """The state kept of a training with the same `options`, if there is any."""
+        """The state kept of a training, if there is any; UsageError if it was begun with other `options`, for
+        the draft it has made so far would be lost."""
         state = self._state()
-        return state if state.get("options") == options else None
+        if not state:
+            return None
+        kept = state.get("options", {})
+        differ = [
+            f"`{name}` is {kept.get(name)} there and {options.get(name)} here"
+            for name in (options | kept)
+            if kept.get(name) != options.get(name)
+        ]
+        if differ:
+            file = self.path / CHECKPOINT
+            raise UsageError(
+                f"{file} is of a training that was begun otherwise: {'; '.join(differ)}",
+                f"go on as it was begun, name another -o and --work, or begin anew: rm {quote(str(file))}",
+            )
+        return state
 
     def _state(self) -> dict[str, Any]:
         file = self.path / CHECKPOINT

@@ -21,7 +21,7 @@ from hexgraft.export.htp.parity import THRESHOLDS, Threshold
 from hexgraft.export.writer import ExportOptions
 from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.cli.main import cli
-from hexgraft.models.errors import HexgraftError
+from hexgraft.models.errors import ExportError, HexgraftError
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +127,17 @@ def test_a_failing_gate_names_the_layer_and_force_records_it(
     assert "target w4a16 fails the parity gate" in error.message
     assert "the feed-forward of layers.1" in error.message
     assert not (tmp_path / "out").exists()
+
+    def full(*arguments: object) -> None:
+        raise ExportError("no space left", "make some")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("hexgraft.export.htp.pipeline.write_manifest", full)
+        error = error_of(export(checkpoint, tmp_path / "out", *arguments, "--force"))
+        assert error.message == "no space left"
+    # What was forced then is not let through now.
+    error = error_of(export(checkpoint, tmp_path / "out", *arguments))
+    assert "target w4a16 fails the parity gate" in error.message
     result = export(checkpoint, tmp_path / "out", *arguments, "--force")
     assert result.exit_code == 0, result.output
     parity = open_bundle(tmp_path / "out").manifest.parity

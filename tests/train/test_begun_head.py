@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from hexgraft.host.bundle import open_bundle
 
 torch = pytest.importorskip("torch")
 
+from hexgraft.export.train import run as run_module  # noqa: E402
 from hexgraft.export.train.begun_head import begun_head, open_begun  # noqa: E402
 from hexgraft.export.train.head_file import head_tensors  # noqa: E402
 
@@ -69,6 +72,27 @@ def test_training_goes_on_where_a_head_was(
     assert np.array_equal(kept, found)
     assert json.loads((first[0] / "recipe.json").read_text())["from"] is None
     assert not (work / "checkpoint.pt").exists()
+
+
+def test_a_head_that_gets_no_better_stays_what_it_was(
+    target: Path, first: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(first[0].with_name("head.work"), tmp_path / "head.work")
+    head = shutil.copytree(first[0], tmp_path / "head")
+    measure, measured = run_module.outlook, count()
+
+    def worse_and_worse(*arguments: Any) -> Any:
+        return replace(measure(*arguments), tokens_per_round=2.0 - 0.1 * next(measured))
+
+    monkeypatch.setattr(run_module, "outlook", worse_and_worse)
+    done = hexgraft("train-draft", target, "-o", head, *SMALL, "--from", head)
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    assert report["measured_after_steps"][0] == 0
+    assert report["chain"] == report["chain_when_measured"][0] == 2.0
+    before, after = (load_file(path / "model.safetensors") for path in (first[0], head))
+    for name, value in before.items():
+        np.testing.assert_allclose(after[name], value, rtol=1e-3 if name == "fc.weight" else 0, err_msg=name)
 
 
 def test_heads_that_cannot_be_trained_further(target: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from hexgraft.models.errors import UsageError
 
 torch = pytest.importorskip("torch")
 
-from hexgraft.export.train.dataset import read_texts  # noqa: E402
+from hexgraft.export.train.dataset import Dataset, read_texts  # noqa: E402
 from hexgraft.export.train.generate import Plan, generate_wave, wave_path, waves, write_wave  # noqa: E402
 from hexgraft.export.train.seeds import Request, fixed_prompts, read_prompts, requests, sums  # noqa: E402
 from hexgraft.export.train.texts import TextBatch  # noqa: E402
@@ -86,6 +86,19 @@ def test_a_wave_is_greedy_text_with_the_states_of_its_tokens(bundle: Bundle, tmp
         assert text.states.shape == (len(text.tokens) - 1, 4, 64)
         ids = text.tokens.tolist()
         assert logits_of(session, ids).argmax(-1)[text.prompt - 1 : -1].tolist() == ids[text.prompt :]
+
+
+def test_batches_are_where_the_target_is(bundle: Bundle, tmp_path: Path) -> None:
+    """As on a GPU: whatever is not brought there ends the training."""
+    graph = TorchGraph(bundle, dtype=torch.float32)
+    asked = [Request("a question", 0.0), Request("and another one", 0.0)]
+    data = generate_wave(graph, Plan(3, (2, 3, 4), new_tokens=12), 0, asked, encode, [0], lambda count: None)
+    (tmp_path / "w").write_bytes(data)
+    texts = Dataset(read_texts([tmp_path / "w"]), graph, np.arange(64))
+    texts.batch([0, 1])  # the target's distributions are made where the graph is, once
+    graph.device = "meta"
+    batch = texts.batch([0, 1])
+    assert {getattr(batch, name).device.type for name in batch.__slots__} == {"meta"}
 
 
 def test_waves_are_the_same_however_they_are_shared(bundle: Bundle, tmp_path: Path) -> None:

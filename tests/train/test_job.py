@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,38 @@ def test_a_stopped_run_goes_on_to_the_same_loss(
     report = trained(target, "-o", tmp_path / "head", *SMALL)
     assert report["losses"] == pytest.approx(whole[1]["losses"], rel=TOLERANCE)
     assert not (tmp_path / "head.work" / "checkpoint.pt").exists()
+
+
+def test_a_stopped_run_is_not_begun_anew_by_another_option(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does it end in nothing where its draft was removed, or is to lie elsewhere."""
+    real, measured = run_module.outlook, count()
+
+    def stopped(*arguments: Any) -> Any:
+        if next(measured) == 1:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    work = ("--work", tmp_path / "texts")
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "outlook", stopped)
+        assert run(target, "-o", tmp_path / "head", *work, *SMALL).exit_code == 130
+    done = run(target, "-o", tmp_path / "head", *work, *SMALL, "--epochs", "9")
+    message, hint = last_error_of(done)
+    assert done.exit_code == 2
+    assert message.endswith("begun otherwise: `epochs` is 4 there and 9 here")
+    assert hint.endswith(f"rm {tmp_path / 'texts' / 'checkpoint.pt'}")
+
+    # No later outlook is better than the one whose draft is gone.
+    bests = count()
+    monkeypatch.setattr(
+        run_module, "outlook", lambda *a: replace(real(*a), tokens_per_round=1.0 - 0.1 * next(bests))
+    )
+    report = trained(target, "-o", tmp_path / "other", *work, *SMALL)
+    assert report["chain"] == 1.0
+    assert (tmp_path / "other" / "model.safetensors").is_file()
+    assert report["measured_after_steps"][0] > report["steps"] // 4
 
 
 def test_a_training_plans_for_the_time_it_has(
