@@ -36,6 +36,7 @@ class Cache:
         self.capacity = capacity
         self.keys, self.values = self._allocate(capacity)
         self.positions = np.zeros(capacity, np.int32)
+        self._used = 0  # slots from here on have not been written
 
     def _allocate(self, capacity: int) -> tuple[Floats, Floats]:
         m = self._model
@@ -70,15 +71,24 @@ class Cache:
     ) -> None:
         """Copy staged rows (keys [layers, kv_heads, head_dim, T], values [layers, kv_heads, T, head_dim],
         positions [T])."""
+        self._used = max(self._used, int(slots.max(initial=-1)) + 1)
         self.positions[slots] = positions[rows]
         self.keys[..., slots] = keys[..., rows]
         self.values[..., slots, :] = values[..., rows, :]
 
     def move(self, source: NDArray[np.intp], target: NDArray[np.intp]) -> None:
-        """Copy slots onto slots; the right-hand side is gathered first, so overlaps are safe."""
+        """Copy slots onto slots at or below them; the right-hand side is gathered first, so overlaps are
+        safe."""
         self.positions[target] = self.positions[source]
         self.keys[..., target] = self.keys[..., source]
         self.values[..., target, :] = self.values[..., source, :]
+
+    def clear(self) -> None:
+        """As at first, at the capacity it has. Takes time for the slots that were written only."""
+        self.positions[: self._used] = 0
+        self.keys[..., : self._used] = 0
+        self.values[..., : self._used, :] = 0
+        self._used = 0
 
     def save(self, count: int) -> CacheRows:
         return CacheRows(self.keys[..., :count].copy(), self.values[..., :count, :].copy())
@@ -91,6 +101,7 @@ class Cache:
             or not np.isfinite(rows.values).all()
         ):
             raise DecodeError("the saved cache does not belong to this model or is damaged")
+        self._used = max(self._used, rows.count)
         # What is saved is committed, and committed slots stand in order of position.
         self.positions[: rows.count] = np.arange(rows.count)
         self.keys[..., : rows.count] = rows.keys

@@ -126,10 +126,13 @@ class CpuSession:
         self._cache.move(*checked_move(source, target, capacity=self._cache.capacity))
 
     def reset(self) -> None:
-        """Back to the first cache size, so that a second text is computed exactly as the first one was."""
+        """Back to the first cache size and to zeros, so that a second text is computed exactly as the first
+        one was: what an overflow left in a slot would reach every later pass, masked or not."""
         if self._cache.capacity != self._first:
             self._cache = Cache(self.model, self._first, self._capacities)
             self._unbind()
+        else:
+            self._cache.clear()
         self._staged = 0
 
     def save(self, count: int) -> CacheRows:

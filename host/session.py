@@ -166,7 +166,7 @@ class Session(Protocol):
         ...
 
     def reset(self) -> None:
-        """Forget the cache's content. Buffers are kept."""
+        """Forget the cache's content: slots that were written are zero again."""
         ...
 
     def save(self, count: int) -> CacheRows:

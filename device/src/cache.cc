@@ -114,6 +114,7 @@ Status Cache::grow(std::int64_t slots) {
 void Cache::store(const std::vector<Buffer>& keys, const std::vector<Buffer>& values, int width,
                   const std::vector<std::int32_t>& rows, const std::vector<std::int32_t>& slots) {
   const std::size_t row_count = at(width), slot = head_dim_ * bytes_;
+  for (const std::int32_t written : slots) used_ = std::max(used_, at(written) + 1);
   for (auto& entry : views_) {
     View& view = entry.second;
     for (std::size_t layer = 0; layer < layers_; ++layer) {
@@ -150,10 +151,29 @@ void Cache::move(const std::vector<std::int32_t>& source, const std::vector<std:
 }
 
 void Cache::reset(int capacity) {
-  if (capacity >= capacity_) return;
+  if (capacity >= capacity_) return clear();
   views_.begin()->second = make_view(at(capacity));
   capacity_ = capacity;
+  used_ = 0;
   ++epoch_;
+}
+
+void Cache::clear() {
+  for (auto& entry : views_) {
+    View& view = entry.second;
+    for (std::size_t layer = 0; layer < layers_; ++layer) {
+      const KvCode& both = code(layer);
+      auto* key = static_cast<Bytes*>(view.keys[layer].data());
+      for (std::size_t row = 0; row < key_rows(); ++row) {
+        fill_zero(key + row * view.columns * bytes_, used_, both.key);
+      }
+      auto* value = static_cast<Bytes*>(view.values[layer].data());
+      for (std::size_t head = 0; head < kv_heads_; ++head) {
+        fill_zero(value + head * view.columns * head_dim_ * bytes_, used_ * head_dim_, both.value);
+      }
+    }
+  }
+  used_ = 0;
 }
 
 void Cache::save(int layer, int start, int count, float* keys, float* values) const {
@@ -174,6 +194,7 @@ void Cache::save(int layer, int start, int count, float* keys, float* values) co
 void Cache::restore(int layer, int start, int count, const float* keys, const float* values) {
   const std::size_t n = at(count), first = at(start), i = at(layer);
   const KvCode& both = code(i);
+  used_ = std::max(used_, first + n);
   for (auto& entry : views_) {
     View& view = entry.second;
     auto* key = static_cast<Bytes*>(view.keys[i].data());

@@ -49,7 +49,8 @@ class Cache {
              const std::vector<std::int32_t>& rows, const std::vector<std::int32_t>& slots);
   // Copy slots onto slots in place; both ascending, every target <= its source, so no copy reads what one wrote.
   void move(const std::vector<std::int32_t>& source, const std::vector<std::int32_t>& target);
-  // Back to `capacity` slots, so that a second text is computed exactly as the first one was.
+  // Back to `capacity` slots, all zero, so that a second text is computed exactly as the first one was. Takes time for
+  // the slots that were written only, unless the buffers shrink.
   void reset(int capacity);
   // Slots start..start+count-1 of one layer as real numbers: keys [kv_heads][head_dim][count], values
   // [kv_heads][count][head_dim].
@@ -67,6 +68,7 @@ class Cache {
   // Copy the first `count` slots of one view to another.
   void copy_slots(const View& from, View& to, std::size_t count) const;
   const KvCode& code(std::size_t layer) const { return codes_.empty() ? float_ : codes_[layer]; }
+  void clear();
   std::size_t key_rows() const { return kv_heads_ * head_dim_; }
 
   std::shared_ptr<Memory> memory_;
@@ -77,6 +79,7 @@ class Cache {
   KvCode float_;
   std::size_t bytes_;  // of one stored number
   std::uint64_t epoch_ = 1;
+  std::size_t used_ = 0;  // slots from here on have not been written
   std::map<int, View> views_;  // by width; one at 0 in hexgraft's own layout
 };
 

@@ -1,4 +1,6 @@
 // The cache against a plain map of (layer, head, place, slot) to numbers, over random stores, moves and growth.
+#include <algorithm>
+#include <cmath>
 #include <map>
 #include <random>
 #include <tuple>
@@ -137,6 +139,27 @@ void save_and_restore() {
   CHECK(other.values(0)[(1 * 512 + 4) * 4 + 2] == -((1 * 256 + 4) * 4 + 2));
 }
 
+// A reset at the same capacity leaves zeros: a masked column still takes part in a product.
+void reset_clears_what_was_written() {
+  const Sizes s = sizes();
+  Cache cache(s, plain_memory(), 64);
+  std::vector<Buffer> keys, values;
+  for (auto* buffers : {&keys, &values}) {
+    for (int i = 0; i < s.layers; ++i) {
+      buffers->emplace_back(plain_memory(), 12);
+      std::fill(buffers->back().floats(), buffers->back().floats() + 12, NAN);
+    }
+  }
+  cache.store(keys, values, 1, {0}, {9});
+  const std::vector<float> rows(12 * 2, NAN);
+  cache.restore(1, 20, 2, rows.data(), rows.data());
+  cache.move({9, 21}, {3, 5});
+  const auto before = cache.epoch();
+  cache.reset(64);
+  CHECK(cache.capacity() == 64 && cache.epoch() == before);
+  check_equal(cache, Plain(), s);
+}
+
 // Rounding, clipping and back, against numbers worked out by hand.
 void codes() {
   const Code code{Type::kUint8, 0.5F, 10};
@@ -198,6 +221,10 @@ void widths_share_slots() {
   cache.restore(0, 0, 6, saved.data(), rows.data());
   cache.save(0, 0, 6, again.data(), rows.data());
   CHECK(saved == again);
+  cache.reset(24);
+  for (const int width : {1, 16}) {
+    CHECK(key(width, 4, 20) == 100 && key(width, 4, 5) == 100 && value(width, 2, 3, 1) == 7);
+  }
   const Status beyond = cache.grow(25);
   CHECK(beyond && beyond->code == "out_of_range");
 }
@@ -211,5 +238,6 @@ int main() {
   growth_in_steps_and_back();
   growth_through_capacities();
   save_and_restore();
+  reset_clears_what_was_written();
   return REPORT();
 }

@@ -16,7 +16,7 @@ from hexgraft.models.errors import CONNECTION_LOST, HexgraftError
 
 class Recovery:
     """Of one run. `again` makes a decoder as the first one was made. Without --reconnect, or elsewhere than
-    on a phone, nothing is kept and nothing recovered.
+    on a phone, nothing is kept and nothing recovered; with a draft head the text is recovered without a file.
     """
 
     def __init__(self, decoder: Decoder, options: dict[str, Any], again: Callable[[], Decoder]) -> None:
@@ -26,7 +26,9 @@ class Recovery:
         self._again = again
         self._seconds: int = options["reconnect"] if options["backend"] == "device" else 0
         self._file: CacheFile | None = None
-        if self._seconds and isinstance(decoder.session, DeviceSession):
+        # A head reads the target's features of the whole text, which no file holds: all is computed again.
+        useful = decoder.drafter.reader is None
+        if self._seconds and useful and isinstance(decoder.session, DeviceSession):
             self._file = decoder.session.cache_file(_complain)
 
     def keep(self) -> None:

@@ -32,8 +32,11 @@ class CacheFile:
     def keep(self, tokens: Sequence[int]) -> None:
         """Let the file hold the slots of `tokens`, the committed text. What is new goes with the next
         message, and costs no round trip."""
-        start, self._asked = self._asked, len(tokens)
-        if self.usable and start < len(tokens):
+        start = self._asked
+        if len(tokens) <= start:  # what was recalled may be read again from its beginning
+            return
+        self._asked = len(tokens)
+        if self.usable:
             fresh = [int(token) for token in tokens[start:]]
             operation = self._session.operation("keep", start=start, tokens=fresh, **self._where)
             self._session.later(operation, self._told)

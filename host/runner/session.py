@@ -14,7 +14,7 @@ from hexgraft.host.layout import last_widths
 from hexgraft.host.runner.connection import Operation, OperationFailed, RunnerConnection, as_error
 from hexgraft.host.runner.local import LocalRunner
 from hexgraft.host.runner.rows import Passed, RunnerRows, Want, convert, floats
-from hexgraft.host.runner.wire import BULK_LIMIT, RunnerLost
+from hexgraft.host.runner.wire import BULK_LIMIT, RunnerLost, WireError
 from hexgraft.host.session import (
     Bools,
     CacheRows,
@@ -236,15 +236,18 @@ class RunnerSession:
         """Results of `operations`, after all that waits; the last `optional` may fail and be missing."""
         waiting, self._queue = self._queue, []
         listeners, self._listeners = self._listeners, {}
+        error: WireError | None = None
         try:
             results = self.connection.call([*waiting, *operations])
-            for place, listener in listeners.items():
-                listener(results[place])
-            return results[len(waiting) :]
         except OperationFailed as failed:
-            if optional and failed.error.op >= len(waiting) + len(operations) - optional:
-                return failed.results[len(waiting) :]
-            raise as_error(failed.error) from None
+            results, error = failed.results, failed.error
+        for place, listener in listeners.items():
+            if place < len(results):  # what was done before another operation failed is done
+                listener(results[place])
+        needed = len(waiting) + len(operations) - optional
+        if error is not None and (not optional or error.op < needed):
+            raise as_error(error)
+        return results[len(waiting) :]
 
     def _learn(self) -> None:
         """Stop sending rows along with a kind of pass whose last rows nobody asked for."""

@@ -70,6 +70,33 @@ def test_another_runner_goes_on(binary: Path, bundle: Bundle, tmp_path: Path) ->
         assert list(tmp_path.iterdir()) == []
 
 
+def test_what_was_recalled_may_be_read_again(binary: Path, bundle: Bundle, tmp_path: Path) -> None:
+    """The file stays as it is until the text has grown beyond it."""
+    with session(binary, bundle, tmp_path) as first:
+        running, file = decoder(first), CacheFile(first, IDENTITY)
+        running.begin(TEXT, lambda count: file.keep(running.tokens[: running.committed]))
+        first.stats()
+    with session(binary, bundle, tmp_path) as second:
+        file = CacheFile(second, IDENTITY)
+        assert file.recall(TEXT[:-1]) == len(TEXT) - 1
+        running = decoder(second)
+        filled: list[int] = []
+
+        def follow(count: int) -> None:
+            filled.append(count)
+            file.keep(running.tokens[: running.committed])
+
+        running.begin(TEXT, follow)
+        assert len(filled) > 1
+        assert file.count == len(TEXT) - 1
+        running.step()
+        file.keep(running.tokens[: running.committed])
+        second.stats()
+        assert file.count == len(TEXT)
+    with session(binary, bundle, tmp_path) as third:
+        assert CacheFile(third, IDENTITY).recall(running.tokens[:-1]) == len(TEXT)
+
+
 def test_other_identities_and_texts(binary: Path, bundle: Bundle, tmp_path: Path) -> None:
     with session(binary, bundle, tmp_path) as first:
         running, file = decoder(first), CacheFile(first, IDENTITY)

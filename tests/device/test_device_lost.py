@@ -9,14 +9,19 @@ from typing import Any
 
 import pytest
 from device_command import Hexgraft
+from heads import write_head
 from phones import promised, setting, wait_until
+from tiny import write_tiny_hf
 
+from hexgraft.export.writer import ExportOptions, export_bundle
 from hexgraft.host.adb.phone import Phone, open_phone
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cli import recovery
 from hexgraft.host.loopback.adb_server import AdbServer
 from hexgraft.host.loopback.device import LoopbackDevice
+from hexgraft.models.checkpoint import open_checkpoint
 from hexgraft.models.errors import CONNECTION_LOST
+from hexgraft.models.head_checkpoint import open_draft
 
 
 @pytest.fixture
@@ -90,6 +95,25 @@ def test_reconnecting_goes_on_where_the_text_stands(
     assert compared.code == 0, compared.out
     assert "identical: all 300 tokens are the same" in compared.out
     assert not any(caches(device).iterdir())
+
+
+def test_reconnecting_with_a_draft_head(hexgraft: Hexgraft, device: LoopbackDevice, tmp_path: Path) -> None:
+    """It reads the target's features of the whole text, which no file holds."""
+    checkpoint = open_checkpoint(write_tiny_hf(tmp_path / "target"))
+    draft = open_draft(write_head(tmp_path / "head", tmp_path / "target"), checkpoint)
+    path, options = tmp_path / "bundle", ExportOptions((1, 8, 16), 256)
+    export_bundle(checkpoint, path, draft=draft, options=options, report=lambda step: None)
+    hexgraft("push", str(path))
+    words = ["run", str(path), "-p", "abc", "--raw", "--max-tokens", "200", "--draft", "levels", "--json"]
+    words += ["--temperature", "0.7"]
+    whole = hexgraft(*words)
+    device.link.cut_after(100_000, 300_000)
+    result = hexgraft(*words, "--backend", "device", "--reconnect", "30")
+    assert result.code == 0, result.err
+    assert result.err.count("waiting up to 30 s for the phone") == 2
+    assert "come from the phone's cache file" not in result.err
+    assert result.json["tokens"] == whole.json["tokens"]
+    assert not caches(device).exists() or not any(caches(device).iterdir())
 
 
 def test_a_cache_file_that_is_damaged_is_computed_again(

@@ -243,3 +243,45 @@ def test_not_finite_logits(bundle: Bundle, runner: LocalRunner) -> None:
     with pytest.raises(NotFinite):
         rows.topk(1)
     session.close()
+
+
+def overflow(session: Session) -> None:
+    """Leave keys and values in the cache that are not finite, as a pass that overflowed does."""
+    session.reset()
+    saved = session.save(4)
+    saved.keys[:], saved.values[:] = 3e38, 3e38
+    session.restore(saved)
+    session.forward([1, 2], [4, 5], causal(4, 2))
+    session.store([0, 1], [6, 9])
+    assert not np.isfinite(session.save(10).values).all()
+
+
+def test_a_text_after_one_that_overflowed(pair: Pair) -> None:
+    """A masked column still takes part in a product: what a reset left there would reach every later pass."""
+    for session in pair:
+        session.reset()
+        expected = session.forward([5, 6], [0, 1], causal(0, 2)).logits(1)
+        overflow(session)
+        assert not np.isfinite(session.forward([5, 6], [0, 1], causal(0, 2)).logits(1)).all()
+        session.reset()
+        assert (session.forward([5, 6], [0, 1], causal(0, 2)).logits(1) == expected).all()
+        saved = session.save(10)
+        assert not saved.keys.any()
+        assert not saved.values.any()
+
+
+def test_what_waited_is_told_though_a_row_failed(bundle: Bundle, runner: LocalRunner) -> None:
+    """Operations before the one that failed were carried out, whether that one had to succeed or not."""
+    session = RunnerSession(runner.connection, str(bundle.path))
+    session.forward([1, 2], [0, 1], causal(0, 2)).topk(1)  # from now on rows come with such a pass
+    overflow(session)
+    session.forward([1, 2], [0, 1], causal(0, 2))
+    told: list[dict[str, object]] = []
+    session.later(session.operation("move", source=[0], target=[0]), told.append)
+    rows = session.forward([1, 2], [0, 1], causal(0, 2))
+    assert told == [{}]
+    session.later(session.operation("move", source=[0], target=[0]), told.append)
+    with pytest.raises(NotFinite):
+        rows.topk(1, [0])
+    assert told == [{}, {}]
+    session.close()

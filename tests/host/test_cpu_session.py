@@ -225,6 +225,23 @@ def test_save_and_restore(bundle: Bundle) -> None:
     assert (a == second.forward([4], [n], causal(n, 1)).logits(0)).all()
 
 
+def test_a_reset_clears_what_an_overflow_left(session: CpuSession, fixed: CpuSession) -> None:
+    """A masked column still takes part in a product: what a reset left would reach every later pass."""
+    for place in (session, fixed):
+        commit(place, PREFIX)
+        expected = place.forward([4], [len(PREFIX)], causal(len(PREFIX), 1)).logits(0)
+        saved = place.save(4)
+        saved.keys[:], saved.values[:] = 3e38, 3e38
+        place.restore(saved)
+        with np.errstate(over="ignore", invalid="ignore"):
+            place.forward([1], [4], causal(4, 1))
+        place.store([0], [30])
+        assert not np.isfinite(place.save(31).values).all()
+        commit(place, PREFIX)
+        assert (place.forward([4], [len(PREFIX)], causal(len(PREFIX), 1)).logits(0) == expected).all()
+        assert not place.save(31).values[..., len(PREFIX) :, :].any()
+
+
 def test_rows_are_refused_after_the_next_pass(session: CpuSession) -> None:
     commit(session, PREFIX)
     rows = session.forward([1], [7], causal(7, 1))
