@@ -34,7 +34,7 @@ CLASS_SECONDS = 150
 OURS = "hexgraft"
 DRAFTS = {
     "fp32": ("lookup 8", "lookup+levels 6"),
-    "w8a8": ("lookup 5", "lookup+levels 3"),
+    "w8a8": ("lookup 5", "lookup+levels 2"),
     "w4a8": ("lookup 5", "lookup+levels 2"),
 }
 """Our drafters and the nodes of their trees: lookup as peers have it, and together with the head. The sizes
