@@ -44,7 +44,7 @@ def decide(search: Search, contest: Contest, guesses: Sequence[Guess], adapted: 
         measured=result.speed.median,
         measured_plain=plain.speed.median,
         measured_adaptive=kept.speed.median if place == 0 else 0.0,
-        drafting=adapted.drafting if alike else chosen.drafting,
+        drafting=chosen.trial.drafting,
         prior=adapted.prior if alike else (),
         by_depth=[(tally.accepted, tally.tried) for tally in chosen.trial.by_depth],
         by_rank=[(tally.accepted, tally.tried) for tally in chosen.trial.by_rank],

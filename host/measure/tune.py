@@ -29,15 +29,12 @@ _STARTS = 2
 
 @dataclass(slots=True)
 class Guess:
-    """A setting, what its trial found, and the tokens a second that predicts, `speedup` over plain ones.
-    `drafting` is what a round that drafts takes beside all passes and beyond a plain one, in seconds.
-    """
+    """A setting, what its trial found, and the tokens a second that predicts, `speedup` over plain ones."""
 
     setting: Setting
     trial: Trial
     speed: float
     speedup: float
-    drafting: float
     adaptive: bool = False
     prior: tuple[float, ...] = ()
 
@@ -120,30 +117,27 @@ class Search:
 
     def adapted(self, guess: Guess) -> Guess:
         """The same drafter kept to what pays, tried and priced likewise, after a first time to learn how far
-        its probabilities can be trusted, and what keeping to what pays takes itself."""
+        its probabilities can be trusted."""
         lesson = Lesson()
-        trial, drafted = self._try_adaptive(guess, lesson)
-        drafting = sum(part.host for part in trial.parts) / drafted if drafted else guess.drafting
-        taught = replace(guess, adaptive=True, prior=lesson.shifts, drafting=drafting)
-        priced = self._priced(self._try_adaptive(taught, None)[0])
+        self._try_adaptive(guess, lesson)
+        taught = replace(guess, adaptive=True, prior=lesson.shifts)
+        priced = self._priced(self._try_adaptive(taught, None))
         return replace(taught, trial=priced.trial, speed=priced.speed, speedup=priced.speedup)
 
     def adaptive(self, guess: Guess, lesson: Lesson | None = None) -> Adaptive:
         """The guess's drafter, kept to what pays."""
-        costs = replace(self.costs, drafting=guess.drafting)
+        costs = replace(self.costs, drafting=guess.trial.drafting)
         make, start = partial(self.make, guess.setting), guess.setting.tree_size
         return adapt(make, self.open_draft, costs, self.sizes, start, guess.speedup, guess.prior, lesson)
 
-    def _try_adaptive(self, guess: Guess, lesson: Lesson | None) -> tuple[Trial, int]:
-        """The trial, and in how many rounds it drafted."""
+    def _try_adaptive(self, guess: Guess, lesson: Lesson | None) -> Trial:
         drafter = self.adaptive(guess, lesson)
         largest = msgspec.structs.replace(guess.setting, tree_size=self.sizes[-1])
         try:
             trial = run_trial(self.bench, largest, drafter)
         finally:
             drafter.close()
-        beyond = self.beyond.get(guess.setting.drafter, 0.0)
-        return _longer(trial, beyond, drafter.drafted), sum(drafter.drafted)
+        return _longer(trial, self.beyond.get(guess.setting.drafter, 0.0), drafter.drafted)
 
     @property
     def sizes(self) -> list[int]:
@@ -157,7 +151,7 @@ class Search:
 
     def _priced(self, trial: Trial) -> Guess:
         speed = self.costs.speed(trial)
-        return Guess(trial.setting, trial, speed, speed / self.plain, trial.drafting)
+        return Guess(trial.setting, trial, speed, speed / self.plain)
 
     def _climb(self, guess: Guess, sizes: Sequence[int]) -> None:
         while True:

@@ -42,11 +42,11 @@ def hopeless_texts(hopeless: Bundle) -> list[Transcript]:
 
 def untaught(search: Search, setting: Setting, foreseen: float) -> Guess:
     """The setting kept to what pays, without a trial before it, tried on all of the search's texts."""
-    guess = Guess(setting, Trial(setting), 0.0, foreseen, 0.0)
+    guess = Guess(setting, Trial(setting), 0.0, foreseen)
     drafter = search.adaptive(guess)
     trial = run_trial(search.bench, Setting(setting.drafter, search.sizes[-1]), drafter)
     speed = search.costs.speed(trial)
-    return Guess(setting, trial, speed, speed / search.plain, trial.drafting, adaptive=True)
+    return Guess(setting, trial, speed, speed / search.plain, adaptive=True)
 
 
 @pytest.mark.parametrize(("shape", "drafter"), [("flat", "lookup"), ("steep", "lookup"), ("steep", "levels")])
@@ -76,7 +76,7 @@ def test_it_rests_and_tries_again(hopeless: Bundle, hopeless_texts: list[Transcr
     place = pace(hopeless, "flat", draft=0.3)
     search = place.search(hopeless_texts[:1])
     setting = Setting("levels", 8)
-    drafter = search.adaptive(Guess(setting, Trial(setting), 0.0, 1.0, 0.0))
+    drafter = search.adaptive(Guess(setting, Trial(setting), 0.0, 1.0))
     decoder = Decoder(place.target, drafter, DecodeOptions(max_tokens=150, tree_size=32))
     decoder.begin(hopeless_texts[0].prompt)
     passes = []

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -15,7 +14,6 @@ from pair import make_pair
 from shapes import shaped_profile
 
 from hexgraft.host.bundle import Bundle
-from hexgraft.host.drafters.adaptive import Adaptive
 from hexgraft.host.drafters.base import Drafter, Limits
 from hexgraft.host.drafters.wrapped import WrappedDrafter
 from hexgraft.host.lab.prompts import LAB_PROMPTS
@@ -35,7 +33,6 @@ from hexgraft.host.measure.setting import (
     usable_drafters,
 )
 from hexgraft.host.measure.shaped import VirtualClock
-from hexgraft.host.measure.trial import run_trial
 from hexgraft.host.measure.tune import PAYS, Search
 from hexgraft.host.measure.wrapped import Wrapped
 from hexgraft.host.sampling import Sampling
@@ -100,28 +97,6 @@ def test_what_the_host_does_counts(bundle: Bundle) -> None:
     assert kept[1].speed.median == pytest.approx(kept[0].speed, rel=0.05)
     without = replace(place.costs, row=0.0).speed(guess.trial)
     assert without > 1.05 * guess.speed
-
-
-def test_keeping_to_what_pays_counts_what_that_takes_itself(
-    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ten plain passes in every round that drafts, where eight tokens are accepted: no tree pays."""
-    place = pace(bundle, "flat")
-    choose = Adaptive._choose
-
-    def slow(*arguments: Any) -> Sequence[int]:
-        place.clock.pay(0.2)
-        return choose(*arguments)
-
-    monkeypatch.setattr(Adaptive, "_choose", slow)
-    search = place.search(place.transcripts(SIX))
-    guess = search.guess(Setting("lookup", 8))
-    adapted = search.adapted(guess)
-    assert adapted.drafting == pytest.approx(guess.drafting + 0.2, rel=0.01)
-    assert search.worst(adapted) <= 1.05
-    drafter = search.adaptive(replace(adapted, drafting=guess.drafting))
-    unaware = run_trial(search.bench, msgspec.structs.replace(guess.setting, tree_size=32), drafter)
-    assert search.worst(replace(adapted, trial=unaware)) > 1.2
 
 
 def test_a_probe_finds_what_the_table_does_not_know(bundle: Bundle) -> None:
