@@ -275,8 +275,15 @@ def _check_layers(values: dict[str, Any], features: tuple[int, ...], where: str)
 
 
 def open_draft(path: Path, target: HeadTarget) -> Checkpoint | HeadCheckpoint:
-    """A draft for a target: a model of its own, or a head, which may be one that comes with hexgraft."""
+    """A draft for a target: a model of its own, or a head."""
     from hexgraft.models.checkpoint import open_checkpoint
+
+    return open_head(path, target) or open_checkpoint(path)
+
+
+def open_head(path: Path, target: HeadTarget) -> HeadCheckpoint | None:
+    """A head for a target: a folder, one that comes with hexgraft by its name, or an id on the hub; None
+    where there is no head."""
     from hexgraft.models.hub import download, is_hub_id
 
     shipped = shipped_head(str(path)) if not path.exists() else None
@@ -294,4 +301,4 @@ def open_draft(path: Path, target: HeadTarget) -> Checkpoint | HeadCheckpoint:
             head = HeadCheckpoint(found.path, target)
             head.name, head.origin = found.name, found.origin
             return head
-    return open_checkpoint(path)
+    return None

@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hexgraft.export.train.head_net import HeadNet, HeadSizes
+from hexgraft.export.train.plain_rope import is_plain, rope_base
 from hexgraft.host.manifest import ModelEntry
 from hexgraft.models.errors import UsageError
-from hexgraft.models.head_checkpoint import HeadCheckpoint, open_draft
+from hexgraft.models.head_checkpoint import HeadCheckpoint, open_head
 from hexgraft.models.head_config import EAGLE3
 from hexgraft.models.hf_names import LAYER_PARTS
+from hexgraft.models.shipped_heads import shipped_heads
 
 _HINT = "leave out --from: a head is then begun from the target's last layer"
 _PARAMETERS = {"fc": "fc.weight", "norm": "norm.weight"}
@@ -50,11 +52,13 @@ def open_begun(path: Path, model: ModelEntry) -> HeadCheckpoint:
     """The head at `path` (a folder, a name that comes with hexgraft, or an id on the hub), checked to be one
     for the target `model` that can be trained: UsageError or CheckpointError where it is not."""
     target = _Target(model.name, _Sizes(model.vocab, model.layers, model.hidden, tied=True))
-    head = open_draft(path, target)
-    if not isinstance(head, HeadCheckpoint):
-        raise UsageError(f"{path} is a model, and no draft head to go on from", _HINT)
+    head = open_head(path, target)
+    if head is None:
+        names = ", ".join(shipped_heads())
+        raise UsageError(
+            f"there is no draft head at {path}", f"give a folder, an id on the hub, or one of: {names}"
+        )
     layer = head.config.layer
-    angles = layer.rope.frequencies
     if head.config.kind != EAGLE3:
         raise UsageError(f"{path} is a head of EAGLE-1 or 2; those of EAGLE-3 are trained", _HINT)
     if head.brings("head") or head.brings("embed"):
@@ -64,7 +68,7 @@ def open_begun(path: Path, model: ModelEntry) -> HeadCheckpoint:
         )
     if layer.qkv_bias:
         raise UsageError(f"{path} has biases, which trained heads have not", _HINT)
-    if layer.rope.scale != 1.0 or not np.allclose(angles, _angles(_base(angles), layer.head_dim), rtol=1e-4):
+    if not is_plain(layer.rope, layer.head_dim):
         raise UsageError(f"{path} scales its positions, which trained heads do not", _HINT)
     return head
 
@@ -80,7 +84,7 @@ def begun_head(head: HeadCheckpoint, scale: Tensor) -> HeadNet:
             layer.head_dim,
             layer.ffn,
             head.config.features,
-            _base(layer.rope.frequencies),
+            rope_base(layer.rope),
             layer.rms_eps,
         )
     )
@@ -92,13 +96,3 @@ def begun_head(head: HeadCheckpoint, scale: Tensor) -> HeadNet:
             parameters.pop(parameter).copy_(weight * scale if name == "fc" else weight)
     assert not parameters  # every weight of the net has come from the head
     return net
-
-
-def _base(angles: tuple[float, ...]) -> float:
-    """The base of frequencies that nothing scales."""
-    return 10000.0 if len(angles) < 2 else float(round(angles[1] ** -len(angles), 3))
-
-
-def _angles(base: float, dim: int) -> NDArray[np.float64]:
-    turned: NDArray[np.float64] = base ** (-np.arange(0, dim, 2) / dim)
-    return turned

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from hexgraft.export.train.head_net import HeadNet, HeadSizes
+from hexgraft.export.train.plain_rope import rope_base
 from hexgraft.export.train.torch_graph import TorchGraph
-from hexgraft.host.manifest import ModelEntry
 
 _MIXED = 0.02
 """How large the features other than the highest are mixed in at first, relative to it."""
@@ -19,17 +19,10 @@ def head_sizes(graph: TorchGraph, features: tuple[int, ...]) -> HeadSizes:
     """A head of the sizes of the target's layers. Its RoPE is the target's before any scaling."""
     model = graph.model
     ffn = graph.weight("layers.0.gate_up").shape[1] // 2
-    theta = rope_base(model)
+    theta = rope_base(model.rope)
     return HeadSizes(
         model.hidden, model.heads, model.kv_heads, model.head_dim, ffn, features, theta, graph.eps
     )
-
-
-def rope_base(model: ModelEntry) -> float:
-    """The base of a target's frequencies, before any scaling."""
-    if len(model.rope.frequencies) < 2:
-        return 10000.0
-    return float(round(model.rope.frequencies[1] ** (-model.rope.dim / 2), 3))
 
 
 def initial_head(graph: TorchGraph, features: tuple[int, ...], scale: Tensor, seed: int) -> HeadNet:

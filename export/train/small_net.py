@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from hexgraft.export.train.dataset import Batch
 from hexgraft.export.train.head_net import HeadMlp, HeadSizes, rotate_rows, split_heads
-from hexgraft.export.train.initial import head_sizes, read_matrix, rope_base
+from hexgraft.export.train.initial import head_sizes, read_matrix
 from hexgraft.export.train.norm import Norm
+from hexgraft.export.train.plain_rope import is_plain
 from hexgraft.export.train.torch_graph import TorchGraph
 from hexgraft.host.manifest import ModelEntry
 from hexgraft.models.errors import UsageError
@@ -90,9 +91,8 @@ class SmallNet(nn.Module):
 def check_small(model: ModelEntry, layers: int) -> None:
     """Raise UsageError where `layers` of this target cannot be a small draft: too many or too few, or of
     another kind than the draft's own."""
-    plain = rope_base(model) ** (-np.arange(0, model.head_dim, 2) / model.head_dim)
-    usual = model.window is None and np.allclose(model.rope.frequencies, plain, rtol=1e-4)
-    if model.architecture not in FAMILIES or not usual or model.rope.scale != 1.0:
+    usual = model.window is None and is_plain(model.rope, model.head_dim)
+    if model.architecture not in FAMILIES or not usual:
         raise UsageError(
             f"small drafts are made of plain {', '.join(FAMILIES)} models only, not of {model.name}",
             "use --kind head",

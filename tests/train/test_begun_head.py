@@ -109,12 +109,16 @@ def test_heads_that_cannot_be_trained_further(target: Path, tmp_path: Path) -> N
             own_head=False,
             config={"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
         ),
-        "is a model, and no draft head": checkpoint,
     }
     for message, head in heads.items():
         done = hexgraft("train-draft", target, "-o", tmp_path / "out", *SMALL, "--from", head)
         assert (done.exit_code, message in error_of(done)[0]) == (2, True), done.output
         assert error_of(done)[1].startswith("leave out --from")
+    for place in (checkpoint, tmp_path / "nowhere"):
+        done = hexgraft("train-draft", target, "-o", tmp_path / "out", *SMALL, "--from", place)
+        message, hint = error_of(done)
+        assert (done.exit_code, message) == (2, f"there is no draft head at {place}")
+        assert hint == "give a folder, an id on the hub, or one of: smollm2-135m-instruct"
     done = hexgraft("train-draft", target, "-o", tmp_path / "out", *SMALL, "--from", "smollm2-135m-instruct")
     assert "was made for a target of 49152 tokens, this one has 320" in error_of(done)[0]
     assert not [*tmp_path.glob("out*")]
