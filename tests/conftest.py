@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,3 +35,15 @@ def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HEXGRAFT_STATE", str(tmp_path_factory.getbasetemp() / "state"))
         yield
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Has the next chat in this process read lines as if a human typed them."""
+
+    def type_lines(*lines: str) -> None:
+        waiting = iter(lines)
+        human = SimpleNamespace(terminal=True, read=lambda: next(waiting, None))
+        monkeypatch.setattr("hexgraft.host.cli.chat.ChatInput", lambda: human)
+
+    return type_lines
