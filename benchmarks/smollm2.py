@@ -10,6 +10,7 @@ from hexgraft import export, models
 from hexgraft.export.writer import ExportOptions, export_bundle
 from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.manifest import MANIFEST
+from hexgraft.models.attention import CHOSEN
 from hexgraft.models.checkpoint import open_checkpoint
 from hexgraft.models.errors import BundleError
 from hexgraft.models.fetch import fetch_smollm2
@@ -49,7 +50,7 @@ def _kept(name: str, head: str | None, precision: str = "fp32") -> Bundle:
     target = open_checkpoint(fetch_smollm2())
     draft = open_draft(Path(head), target) if head else None
     draft_precision = SMOLLM2_HEAD_PRECISION if head else None
-    options = ExportOptions(precision=precision, draft_precision=draft_precision, stacked=False)
+    options = ExportOptions(precision=precision, draft_precision=draft_precision, attention=CHOSEN)
     export_bundle(target, path, draft=draft, options=options, report=lambda step: None)
     return open_bundle(path)
 

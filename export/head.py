@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hexgraft.export.cpu.graph import pack
 from hexgraft.host.manifest import HeadEntry
+from hexgraft.models.attention import STACKED
 from hexgraft.models.graph import Graph, Loan
 from hexgraft.models.head_checkpoint import HeadCheckpoint
 from hexgraft.models.head_graph import build_head
@@ -24,19 +25,19 @@ def head_graph(
     tied: bool,
     precision: str = "fp32",
     *,
-    stacked: bool = True,
+    attention: str = STACKED,
 ) -> Graph:
     """The head's graph at a precision of the CPU. What it borrows is not stored again, unless the target's
     weights do not lie there in fp32 (`target` None), or it multiplies by them in blocks. `tied` says whether
-    the target's head is its embedding, `stacked` is `build_decoder`'s. Raises ExportError where blocks do not
-    fit."""
+    the target's head is its embedding, `attention` is `build_decoder`'s. Raises ExportError where blocks do
+    not fit."""
     loans: dict[str, Loan] = {}
     if "embed" in head.lent and target is not None:
         loans["embed"] = target.loan("embed")
     if "head" in head.lent and target is not None and precision == "fp32":
         loan = target.loan("embed" if tied else "head")
         loans["head"] = loan if "embed" in head.lent else replace(loan, name="head")
-    graph = build_head(head.config, HEAD_WEIGHTS, name="draft", loans=loans, stacked=stacked)
+    graph = build_head(head.config, HEAD_WEIGHTS, name="draft", loans=loans, attention=attention)
     return graph if precision == "fp32" else pack(graph, head, precision, steady=False)
 
 

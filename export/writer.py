@@ -22,6 +22,7 @@ from hexgraft.export.weights import Tensors, write_weights
 from hexgraft.export.whole_folder import whole_folder
 from hexgraft.host.manifest import (
     FORMAT,
+    JOINED_LAYOUT,
     KV_LAYOUT,
     MANIFEST,
     FileEntry,
@@ -33,6 +34,7 @@ from hexgraft.host.manifest import (
     TokenizerEntry,
 )
 from hexgraft.models.acceptance import read_acceptance
+from hexgraft.models.attention import FUSED, STACKED
 from hexgraft.models.checkpoint import Checkpoint, TokenizerFiles
 from hexgraft.models.config import ModelConfig, Rope
 from hexgraft.models.decoder import build_decoder
@@ -61,8 +63,8 @@ class ExportOptions:
     """Of the CPU's graphs: one of `export.cpu.graph.PRECISIONS`."""
     draft_precision: str | None = None
     """Of the draft's, where it is to be another."""
-    stacked: bool = True
-    """Query heads as the NPU's graphs have them; False where there will be none, which is faster."""
+    attention: str = STACKED
+    """Of the CPU's graphs, `models.attention`; as the NPU's have it where there will be any."""
 
     def precision_of(self, role: str) -> str:
         """Of the CPU's graph of "target" or "draft"."""
@@ -171,7 +173,7 @@ class _Writer:
         precision = self.options.precision_of("draft")
         lending = None if isinstance(lender, PackedGraph) else lender
         with _draft_hint():
-            graph = head_graph(head, lending, target.config.tied, precision, stacked=self.options.stacked)
+            graph = head_graph(head, lending, target.config.tied, precision, attention=self.options.attention)
         self._write("draft", graph, head, f"{FOLDER}/{HEAD_WEIGHTS}", HEAD_GRAPH)
         entry = _model_entry(HEAD_GRAPH, precision, head.config.layer, head.name, graph, self.options, ())
         entry.architecture, entry.head = head.config.kind, write_head_entry(head, self.folder)
@@ -181,11 +183,13 @@ class _Writer:
         config = checkpoint.config.within(self.options.context)
         features = self.options.features if role == "target" else ()
         precision = self.options.precision_of(role)
+        attention = self.options.attention
         # No token hangs on a draft's last digits. Equal bits at every width need stacks: a product of one row
         # is another kernel's.
-        steady = role == "target"
-        stacked = self.options.stacked or (steady and precision.endswith("a8"))
-        graph = build_decoder(config, WEIGHTS, name=role, features=features, stacked=stacked)
+        steady = role == "target" and attention != FUSED
+        if steady and precision.endswith("a8"):
+            attention = STACKED
+        graph = build_decoder(config, WEIGHTS, name=role, features=features, attention=attention)
         if precision != "fp32":
             with _draft_hint() if role == "draft" else nullcontext():
                 graph = pack(graph, checkpoint, precision, steady=steady)
@@ -248,7 +252,7 @@ def _model_entry(
         context=min(options.context, config.context),
         widths=list(options.widths),
         kv_dtype="float32",
-        kv_layout=KV_LAYOUT,
+        kv_layout=JOINED_LAYOUT if options.attention == FUSED else KV_LAYOUT,
         mask_value=MASK_VALUE,
         graphs=[GraphEntry(file, "cpu", precision)],
         parameters=sum(weight.nbytes for weight in graph.weights) // 4,

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hexgraft.host.manifest import ModelEntry
+from hexgraft.host.manifest import JOINED_LAYOUT, ModelEntry
 from hexgraft.host.session import CacheRows, Floats
+from hexgraft.host.staging import Stage
 from hexgraft.models.errors import DecodeError
 
 STEP = 64
@@ -25,14 +26,20 @@ class Cache:
     """keys [layers, kv_heads, head_dim, C] and values [layers, kv_heads, C, head_dim], float32, zero at
     first.
 
-    Unwritten slots must hold finite numbers: a masked column still takes part in a product with probability
-    0. `capacities` are all the sizes the cache may have, ascending; none: steps of STEP, then of COARSE.
-    `positions` [C] int32 is where in the text each slot's row stands, which windows are measured by.
+    In the joined layout both are [layers, kv_heads, C + `width`, head_dim]: behind the slots is room for the
+    rows of the widest pass, which the graph itself writes there. Unwritten slots must hold finite numbers: a
+    masked column still takes part in a product with probability 0. `capacities` are all the sizes the cache
+    may have, ascending; none: steps of STEP, then of COARSE. `positions` [C] int32 is where in the text each
+    slot's row stands, which windows are measured by.
     """
 
-    def __init__(self, model: ModelEntry, capacity: int, capacities: Sequence[int] = ()) -> None:
+    def __init__(
+        self, model: ModelEntry, capacity: int, capacities: Sequence[int] = (), width: int = 0
+    ) -> None:
         self._model = model
         self._capacities = capacities
+        self._joined = model.kv_layout == JOINED_LAYOUT
+        self._room = width if self._joined else 0
         self.capacity = capacity
         self.keys, self.values = self._allocate(capacity)
         self.positions = np.zeros(capacity, np.int32)
@@ -40,13 +47,20 @@ class Cache:
 
     def _allocate(self, capacity: int) -> tuple[Floats, Floats]:
         m = self._model
-        keys = np.zeros((m.layers, m.kv_heads, m.head_dim, capacity), np.float32)
-        values = np.zeros((m.layers, m.kv_heads, capacity, m.head_dim), np.float32)
-        return keys, values
+        slots = capacity + self._room
+        keys = (slots, m.head_dim) if self._joined else (m.head_dim, slots)
+        return (
+            np.zeros((m.layers, m.kv_heads, *keys), np.float32),
+            np.zeros((m.layers, m.kv_heads, slots, m.head_dim), np.float32),
+        )
+
+    def _by_slot(self, keys: Floats) -> Floats:
+        """Keys as a view [layers, kv_heads, slots or rows, head_dim], as values always are."""
+        return keys if self._joined else keys.swapaxes(-1, -2)
 
     def grow(self, slots: int) -> bool:
         """Make room for `slots` slots: the next of `capacities`, or whole steps up to the model's context.
-        True if the buffers moved."""
+        True if the buffers moved; rows behind the slots move along."""
         if slots > self._model.context:
             raise DecodeError(f"slot {slots - 1} is beyond the context of {self._model.context} slots")
         if slots <= self.capacity:
@@ -54,44 +68,46 @@ class Cache:
         step = STEP if slots <= FEW else COARSE
         steps = min(self._model.context, -(-slots // step) * step)
         capacity = next((given for given in self._capacities if given >= slots), steps)
-        keys, values = self._allocate(capacity)
-        keys[..., : self.capacity] = self.keys
-        values[..., : self.capacity, :] = self.values
+        grown = self._allocate(capacity)
+        for new, old in zip(self._slots(*grown), self._slots(self.keys, self.values), strict=True):
+            new[..., : self.capacity, :] = old[..., : self.capacity, :]
+            new[..., capacity:, :] = old[..., self.capacity :, :]
         self.positions = np.pad(self.positions, (0, capacity - self.capacity))
-        self.capacity, self.keys, self.values = capacity, keys, values
+        self.capacity, (self.keys, self.values) = capacity, grown
         return True
 
+    def _slots(self, keys: Floats, values: Floats) -> tuple[Floats, Floats]:
+        return self._by_slot(keys), values
+
     def store(
-        self,
-        keys: Floats,
-        values: Floats,
-        positions: NDArray[np.int32],
-        rows: NDArray[np.intp],
-        slots: NDArray[np.intp],
+        self, stage: Stage, positions: NDArray[np.int32], rows: NDArray[np.intp], slots: NDArray[np.intp]
     ) -> None:
-        """Copy staged rows (keys [layers, kv_heads, head_dim, T], values [layers, kv_heads, T, head_dim],
-        positions [T])."""
+        """Copy rows of the last pass, which lie in `stage` or behind the slots; positions [T]."""
         self._used = max(self._used, int(slots.max(initial=-1)) + 1)
         self.positions[slots] = positions[rows]
-        self.keys[..., slots] = keys[..., rows]
-        self.values[..., slots, :] = values[..., rows, :]
+        caches = self._slots(self.keys, self.values)
+        staged = caches if self._joined else self._slots(stage.keys, stage.values)
+        places = rows + self.capacity if self._joined else rows
+        for cache, source in zip(caches, staged, strict=True):
+            cache[..., slots, :] = source[..., places, :]
 
     def move(self, source: NDArray[np.intp], target: NDArray[np.intp]) -> None:
         """Copy slots onto slots at or below them; the right-hand side is gathered first, so overlaps are
         safe."""
         self.positions[target] = self.positions[source]
-        self.keys[..., target] = self.keys[..., source]
-        self.values[..., target, :] = self.values[..., source, :]
+        for cache in self._slots(self.keys, self.values):
+            cache[..., target, :] = cache[..., source, :]
 
     def clear(self) -> None:
         """As at first, at the capacity it has. Takes time for the slots that were written only."""
         self.positions[: self._used] = 0
-        self.keys[..., : self._used] = 0
-        self.values[..., : self._used, :] = 0
+        for cache in self._slots(self.keys, self.values):
+            cache[..., : self._used, :] = 0
         self._used = 0
 
     def save(self, count: int) -> CacheRows:
-        return CacheRows(self.keys[..., :count].copy(), self.values[..., :count, :].copy())
+        keys, values = self._slots(self.keys, self.values)
+        return CacheRows(keys[..., :count, :].swapaxes(-1, -2).copy(), values[..., :count, :].copy())
 
     def restore(self, rows: CacheRows) -> None:
         expected = (self._model.layers, self._model.kv_heads, self._model.head_dim)
@@ -104,5 +120,21 @@ class Cache:
         self._used = max(self._used, rows.count)
         # What is saved is committed, and committed slots stand in order of position.
         self.positions[: rows.count] = np.arange(rows.count)
-        self.keys[..., : rows.count] = rows.keys
-        self.values[..., : rows.count, :] = rows.values
+        keys, values = self._slots(self.keys, self.values)
+        keys[..., : rows.count, :] = rows.keys.swapaxes(-1, -2)
+        values[..., : rows.count, :] = rows.values
+
+    def tensors(self, stage: Stage) -> tuple[dict[str, Floats], dict[str, Floats]]:
+        """A graph's inputs and outputs of K/V rows by name: the same arrays where they are joined."""
+        inputs: dict[str, Floats] = {}
+        outputs: dict[str, Floats] = {}
+        for i in range(self._model.layers):
+            if self._joined:
+                inputs[f"past_key_{i}_in"] = outputs[f"past_key_{i}_out"] = self.keys[i][None]
+                inputs[f"past_value_{i}_in"] = outputs[f"past_value_{i}_out"] = self.values[i][None]
+                continue
+            inputs[f"past_key_{i}_in"] = self.keys[i][:, None]
+            inputs[f"past_value_{i}_in"] = self.values[i][:, None]
+            outputs[f"past_key_{i}_out"] = stage.keys[i][:, None]
+            outputs[f"past_value_{i}_out"] = stage.values[i][:, None]
+        return inputs, outputs

@@ -18,6 +18,7 @@ from hexgraft.host.bundle import EXPORT_HINT, Bundle
 from hexgraft.host.cache import STEP, Cache
 from hexgraft.host.cpu_graph import load_cpu_graph
 from hexgraft.host.logits import topk
+from hexgraft.host.manifest import JOINED_LAYOUT
 from hexgraft.host.rope import rope_table
 from hexgraft.host.session import (
     CacheRows,
@@ -84,13 +85,16 @@ class CpuSession:
         self._rope = rope_table(model.rope, model.context)
         self._local_rope = rope_table(model.local_rope, model.context) if model.local_rope else None
         self._first = capacities[0] if capacities else min(STEP, model.context)
-        self._cache = Cache(model, self._first, self._capacities)
+        self._cache = self._empty_cache()
         self._staging = Staging(model)
         self._bindings: dict[int, ort.IOBinding] = {}
         self._pass = 0
         self._staged = 0
         self._positions = np.zeros(0, np.int32)
         self._states: States | None = None
+
+    def _empty_cache(self) -> Cache:
+        return Cache(self.model, self._first, self._capacities, self.spec.max_width)
 
     def feed(self, states: States) -> None:
         """What the rows of the next pass go on from, where the model is a draft head."""
@@ -100,6 +104,10 @@ class CpuSession:
         count = len(tokens)
         width = self._pad(count)
         check_pass(self.spec, tokens, positions, visible)
+        if self.model.kv_layout == JOINED_LAYOUT and np.triu(visible.rows, 1).any():
+            raise DecodeError(
+                "a row sees a later one, which fused attention hides", "put parents before their children"
+            )
         if self._cache.grow(max(visible.prefix, int(visible.slots.max(initial=-1)) + 1)):
             self._unbind()
         binding = self._bind(width)
@@ -120,7 +128,7 @@ class CpuSession:
         if self._cache.grow(int(target.max()) + 1):
             self._unbind()
         staging = self._staging.at(self._pad(self._staged))
-        self._cache.store(staging.keys, staging.values, self._positions, source, target)
+        self._cache.store(staging, self._positions, source, target)
 
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
         self._cache.move(*checked_move(source, target, capacity=self._cache.capacity))
@@ -129,7 +137,7 @@ class CpuSession:
         """Back to the first cache size and to zeros, so that a second text is computed exactly as the first
         one was: what an overflow left in a slot would reach every later pass, masked or not."""
         if self._cache.capacity != self._first:
-            self._cache = Cache(self.model, self._first, self._capacities)
+            self._cache = self._empty_cache()
             self._unbind()
         else:
             self._cache.clear()
@@ -215,12 +223,9 @@ class CpuSession:
             inputs["hidden_in"] = stage.hidden_in
         if stage.features is not None and stage.features.size:
             inputs["features"] = stage.features
-        outputs: dict[str, Floats] = {"logits": stage.logits}
-        for i in range(self.model.layers):
-            inputs[f"past_key_{i}_in"] = cache.keys[i][:, None]
-            inputs[f"past_value_{i}_in"] = cache.values[i][:, None]
-            outputs[f"past_key_{i}_out"] = stage.keys[i][:, None]
-            outputs[f"past_value_{i}_out"] = stage.values[i][:, None]
+        past, rows = cache.tensors(stage)
+        inputs |= past
+        outputs: dict[str, Floats] = {"logits": stage.logits, **rows}
         if stage.hidden is not None:
             outputs["hidden"] = stage.hidden
         for name, array in inputs.items():
@@ -275,7 +280,9 @@ def _load(bundle: Bundle, role: str, threads: int) -> ort.InferenceSession:
     model = bundle.model(role)
     found = {value.name: value.shape for value in (*session.get_inputs(), *session.get_outputs())}
     layers = sum(name.startswith("past_key_") and name.endswith("_in") for name in found)
-    sizes = [layers, *found.get("past_key_0_in", [])[::2], *found.get("logits", [])[2:]]
+    # The second of the four dimensions in the joined layout is the first of the others.
+    first = 1 if model.kv_layout == JOINED_LAYOUT else 0
+    sizes = [layers, *found.get("past_key_0_in", [])[first::2], *found.get("logits", [])[2:]]
     hidden = found["hidden"][-1] if "hidden" in found else None
     wanted = [model.layers, model.kv_heads, model.head_dim, model.logit_size]
     taken = {name: found[name][-1] for name in ("hidden_in", "features") if name in found}

@@ -6,10 +6,22 @@ from collections.abc import Callable
 
 import numpy as np
 
-from hexgraft.host.manifest import KV_LAYOUT, VENDOR_LAYOUT, Encoding, GraphEntry, ModelEntry, VendorEntry
+from hexgraft.host.manifest import (
+    JOINED_LAYOUT,
+    KV_LAYOUT,
+    VENDOR_LAYOUT,
+    Encoding,
+    GraphEntry,
+    ModelEntry,
+    VendorEntry,
+)
 from hexgraft.models.errors import BundleError
 
-LAYOUTS = {KV_LAYOUT: "hexgraft (past C)", VENDOR_LAYOUT: "vendor (past CL - T)"}
+LAYOUTS = {
+    KV_LAYOUT: "hexgraft (past C)",
+    JOINED_LAYOUT: "hexgraft, joined (past C, rows behind it)",
+    VENDOR_LAYOUT: "vendor (past CL - T)",
+}
 """Layouts by the words the manifest has for them, and by those for people."""
 
 INTEGERS = ("uint8", "int8", "uint16", "int16")
@@ -56,6 +68,8 @@ def check_layout(model: ModelEntry, refuse: Refuse) -> None:
             refuse(f"has the unknown cache type {model.kv_dtype!r}")
         if any(graph.vendor is not None for graph in model.graphs):
             refuse("has graphs of another cache layout")
+        if model.kv_layout == JOINED_LAYOUT and any(graph.provider != "cpu" for graph in model.graphs):
+            refuse("has graphs of the NPU in a cache layout of the CPU's")
         return
     if model.window is not None or model.local_rope is not None or model.features or model.capacities:
         refuse(

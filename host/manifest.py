@@ -200,6 +200,10 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True):
 KV_LAYOUT = "key[kv_heads,1,head_dim,C] value[kv_heads,1,C,head_dim] past=C"
 """What hexgraft exports: the cache has C columns whatever the width."""
 
+JOINED_LAYOUT = "key[1,kv_heads,S,head_dim] value[1,kv_heads,S,head_dim] past=C rows=C..C+T-1"
+"""What hexgraft exports with fused attention, for the CPU alone: the rows of a pass are written behind the
+cache's C slots, into the buffer that is read."""
+
 VENDOR_LAYOUT = "key[kv_heads,1,head_dim,CL-T] value[kv_heads,1,CL-T,head_dim] past=CL-T"
 """What Qualcomm AI Hub exports: CL columns in all, of which the last T are the rows of the pass. `capacity`
 of a graph is CL-T, and `context` that of the widest: the slots that every width can address."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hexgraft.host.manifest import ModelEntry
+from hexgraft.host.manifest import JOINED_LAYOUT, ModelEntry
 from hexgraft.host.session import Floats, States
 from hexgraft.models.errors import DecodeError
 
@@ -42,9 +42,10 @@ class Stage:
             size = m.head.feature_size
             self.features = staging.features[: width * size].reshape(1, width, size)
             self.hidden_in = staging.hidden_in[: width * m.hidden].reshape(1, width, m.hidden)
-        size = m.layers * m.kv_heads * m.head_dim * width
-        self.keys = staging.keys[:size].reshape(m.layers, m.kv_heads, m.head_dim, width)
-        self.values = staging.values[:size].reshape(m.layers, m.kv_heads, width, m.head_dim)
+        rows = staging.cache_rows(width)
+        size = m.layers * m.kv_heads * m.head_dim * rows
+        self.keys = staging.keys[:size].reshape(m.layers, m.kv_heads, m.head_dim, rows)
+        self.values = staging.values[:size].reshape(m.layers, m.kv_heads, rows, m.head_dim)
         self.hidden = None
         if staging.hidden is not None:
             self.hidden = staging.hidden[: width * m.hidden_size].reshape(1, width, m.hidden_size)
@@ -91,10 +92,14 @@ class Staging:
         if m.head is not None:
             self.features = np.empty(width * m.head.feature_size, np.float32)
             self.hidden_in = np.empty(width * m.hidden, np.float32)
-        self.keys = np.empty(m.layers * m.kv_heads * m.head_dim * width, np.float32)
+        self.keys = np.empty(m.layers * m.kv_heads * m.head_dim * self.cache_rows(width), np.float32)
         self.values = np.empty_like(self.keys)
         self.hidden = np.empty(width * m.hidden_size, np.float32) if m.hidden_size else None
         return True
+
+    def cache_rows(self, width: int) -> int:
+        """How many of a pass's K/V rows lie here: all, or none where they are written behind the cache's."""
+        return 0 if self.model.kv_layout == JOINED_LAYOUT else width
 
     def at(self, width: int) -> Stage:
         view = self._views.get(width)

@@ -12,16 +12,10 @@ from dataclasses import replace
 
 from onnx import TensorProto
 
+from hexgraft.models.attention import CAPACITY, COLUMNS, FUSED, STACKED, WIDTH, SplitAttention
 from hexgraft.models.config import ModelConfig
+from hexgraft.models.fused_attention import FusedAttention
 from hexgraft.models.graph import Graph, GraphBuilder, Part, Weight
-
-WIDTH = "width"
-CAPACITY = "capacity"
-COLUMNS = "capacity_plus_width"
-
-SHORT = 1536
-"""Cache slots times query heads a key/value head up to which a product for each of these is faster than one
-for all, as measured on SmolLM2 with one thread and two."""
 
 
 def dimensions(width: int, capacity: int) -> dict[str, int]:
@@ -36,7 +30,7 @@ def build_decoder(
     *,
     name: str,
     features: Sequence[int] = (),
-    stacked: bool = True,
+    attention: str = STACKED,
 ) -> Graph:
     """Build the graph for `config` with symbolic width T and cache capacity C.
 
@@ -49,19 +43,23 @@ def build_decoder(
     exports. A config with a window adds the input attention_mask_local, one with a local RoPE
     position_ids_cos_local and _sin_local, in the shapes of their namesakes.
 
-    The query heads that share a key/value head are `stacked` as rows of one product, as the NPU's graphs are
-    made. Otherwise each pass chooses, by its shapes: products of a single row read the cache as it lies,
-    where those of several copy it first, and a short cache is cheap to copy for every head.
+    `attention` is STACKED, CHOSEN or FUSED. Where it is fused, past_key_{i}_in and past_value_{i}_in are
+    [1,kv_heads,S,head_dim], S >= C+T, and so are their outputs, to be bound to the same buffers: the rows of
+    this pass are written to C.. of them. A row sees no later row then, whatever the mask says.
     """
-    return DecoderBuilder(config, name, stacked=stacked).build(weights_file, features)
+    return DecoderBuilder(config, name, attention=attention).build(weights_file, features)
 
 
 class DecoderBuilder:
     """Builds a decoder's graph piece by piece; a draft head is made of the same pieces."""
 
-    def __init__(self, config: ModelConfig, name: str, *, stacked: bool = True) -> None:
-        self.config, self.stacked = config, stacked
-        self.graph = GraphBuilder(name)
+    def __init__(self, config: ModelConfig, name: str, *, attention: str = STACKED) -> None:
+        self.config, self.graph = config, GraphBuilder(name)
+        self.attention: SplitAttention | FusedAttention = (
+            FusedAttention(config, self.graph)
+            if attention == FUSED
+            else SplitAttention(config, self.graph, stacked=attention == STACKED)
+        )
 
     def build(self, weights_file: str, features: Sequence[int]) -> Graph:
         c, g = self.config, self.graph
@@ -84,7 +82,7 @@ class DecoderBuilder:
         """All inputs, and the outputs but `hidden`; `rows` logits come out. Returns the tokens' name."""
         c, g = self.config, self.graph
         ids = g.input("input_ids", (1, WIDTH), TensorProto.INT32)
-        mask = g.input("attention_mask", (1, 1, WIDTH, COLUMNS))
+        g.input("attention_mask", (1, 1, WIDTH, COLUMNS))
         g.input("position_ids_cos", (1, 1, WIDTH, c.head_dim // 2))
         g.input("position_ids_sin", (1, 1, WIDTH, c.head_dim // 2))
         if c.window is not None:
@@ -92,14 +90,9 @@ class DecoderBuilder:
         if c.local_rope is not None:
             g.input("position_ids_cos_local", (1, 1, WIDTH, c.head_dim // 2))
             g.input("position_ids_sin_local", (1, 1, WIDTH, c.head_dim // 2))
-        for i in range(c.layers):
-            g.input(f"past_key_{i}_in", (c.kv_heads, 1, c.head_dim, CAPACITY))
-            g.input(f"past_value_{i}_in", (c.kv_heads, 1, CAPACITY, c.head_dim))
         g.output("logits", (1, WIDTH, rows))
-        for i in range(c.layers):
-            g.output(f"past_key_{i}_out", (c.kv_heads, 1, c.head_dim, WIDTH))
-            g.output(f"past_value_{i}_out", (c.kv_heads, 1, WIDTH, c.head_dim))
-        self._prologue(mask)
+        self.attention.cache()
+        self._prologue()
         return ids
 
     def _embedded(self, ids: str) -> str:
@@ -110,44 +103,15 @@ class DecoderBuilder:
             x = g.node("Mul", [x, g.scalar("embedding_scale", c.embedding_scale)], "embedded.scaled")
         return x
 
-    def _prologue(self, mask: str) -> None:
-        """What every layer shares: RoPE tables as the operator wants them, the mask once per query of a
-        stack."""
-        g, group = self.graph, self.config.group
+    def _prologue(self) -> None:
+        """What every layer shares, beginning with RoPE tables as the operator wants them."""
+        g = self.graph
         tables = (
             ("cos", "sin") if self.config.local_rope is None else ("cos", "sin", "cos_local", "sin_local")
         )
         for table in tables:
             g.node("Squeeze", [f"position_ids_{table}", g.constant("axis_1", [1])], f"rope_{table}")
-        key_shape = g.node("Shape", ["past_key_0_in"], "capacity_shape", start=3, end=4)
-        width_shape = g.node("Shape", ["input_ids"], "width_shape", start=1, end=2)
-        g.node("Concat", [key_shape, width_shape], "cache_and_rows", axis=0)
-        # Query rows of one key/value head are stacked group by group, [group * T], so the mask repeats
-        # likewise.
-        masks = {"grouped_mask": mask}
-        if self.config.window is not None:
-            masks["grouped_mask_local"] = "attention_mask_local"
-        if not self.stacked and group > 1:
-            self._choose_stacks(key_shape, width_shape)
-        for grouped, one in masks.items():
-            if group == 1:
-                g.node("Identity", [one], grouped)
-            elif self.stacked:
-                g.node("Concat", [one] * group, grouped, axis=2)
-            else:
-                stacked = g.node("Concat", [one] * group, grouped + ".stacked", axis=2)
-                g.node("Reshape", [stacked, "mask_stacks"], grouped)
-
-    def _choose_stacks(self, capacity: str, width: str) -> None:
-        """The shapes of queries, [kv_heads, S, rows, head_dim], and mask, [1, S, rows, columns], of this
-        pass: S is 1, or the group where its heads stand side by side."""
-        c, g = self.config, self.graph
-        single = g.node("Equal", [width, g.constant("single_row", [1])], "is_single")
-        short = g.node("LessOrEqual", [capacity, g.constant("short", [SHORT // c.group])], "is_short")
-        apart = g.node("Or", [single, short], "is_apart")
-        for name, first, last in (("q", c.kv_heads, c.head_dim), ("mask", 1, 0)):
-            shapes = [g.constant(f"{name}_of_{s}", [first, s, -1, last]) for s in (c.group, 1)]
-            g.node("Where", [apart, *shapes], f"{name}_stacks")
+        self.attention.prologue()
 
     def _norm(self, name: str, x: str, factor: float = 1.0, size: int | None = None) -> str:
         """RMSNormalization as one operator: hand-written, its square sum overflows fp16 on the NPU."""
@@ -170,12 +134,8 @@ class DecoderBuilder:
         return g.node("Add", [y, vector], name + ".biased")
 
     def _attention(self, i: int, x: str, read: str | None = None, inner: int | None = None) -> str:
-        """Grouped-query attention over the cache and this pass's rows, as two score blocks joined before
-        softmax.
-
-        The cache is never concatenated with the new rows, so no pass copies it. Queries, keys and values are
-        made of `read` [1,T,inner] where it is given, otherwise of the normed residual `x`.
-        """
+        """Grouped-query attention over the cache and this pass's rows. Queries, keys and values are made of
+        `read` [1,T,inner] where it is given, otherwise of the normed residual `x`."""
         c, g, layer = self.config, self.graph, f"layers.{i}."
         q_size, kv_size = c.heads * c.head_dim, c.kv_heads * c.head_dim
         normed = read or self._norm(layer + "attn_norm", x)
@@ -199,50 +159,7 @@ class DecoderBuilder:
         sizes = g.constant("q_k", [q_size, kv_size])
         q, k = g.nodes("Split", [rotated, sizes], [layer + "q.rows", layer + "k.rows"], axis=-1)
 
-        q = g.node(
-            "Reshape", [q, g.constant("q_heads", [-1, c.kv_heads, c.group, c.head_dim])], layer + "q.heads"
-        )
-        q = g.node("Transpose", [q], layer + "q.by_head", perm=[1, 2, 0, 3])
-        stacks = (
-            g.constant("q_stacked", [c.kv_heads, 1, -1, c.head_dim])
-            if self.stacked or c.group == 1
-            else "q_stacks"
-        )
-        q = g.node("Reshape", [q, stacks], layer + "q")
-        kv_heads = g.constant("kv_heads", [-1, c.kv_heads, 1, c.head_dim])
-        k = g.node("Reshape", [k, kv_heads], layer + "k.heads")
-        k = g.node("Transpose", [k], f"past_key_{i}_out", perm=[1, 2, 3, 0])
-        v = g.node("Reshape", [v, kv_heads], layer + "v.heads")
-        v = g.node("Transpose", [v], f"past_value_{i}_out", perm=[1, 2, 0, 3])
-
-        past = g.node("MatMul", [q, f"past_key_{i}_in"], layer + "scores.cache")
-        rows = g.node("MatMul", [q, k], layer + "scores.rows")
-        scores = g.node("Concat", [past, rows], layer + "scores", axis=-1)
-        if c.attention_softcap is not None:
-            scores = g.node("Tanh", [scores], layer + "scores.tanh")
-            scores = g.node(
-                "Mul", [scores, g.scalar("attention_softcap", c.attention_softcap)], layer + "scores.capped"
-            )
-        local = c.window is not None and i in c.local_layers
-        mask = "grouped_mask_local" if local else "grouped_mask"
-        scores = g.node("Add", [scores, mask], layer + "scores.masked")
-        probabilities = g.node("Softmax", [scores], layer + "probabilities", axis=-1)
-        p_past, p_rows = g.nodes(
-            "Split",
-            [probabilities, "cache_and_rows"],
-            [layer + "probabilities.cache", layer + "probabilities.rows"],
-            axis=-1,
-        )
-        y_past = g.node("MatMul", [p_past, f"past_value_{i}_in"], layer + "mix.cache")
-        y_rows = g.node("MatMul", [p_rows, v], layer + "mix.rows")
-        y = g.node("Add", [y_past, y_rows], layer + "mix.stacked")
-        y = g.node(
-            "Reshape",
-            [y, g.constant("mix_heads", [c.kv_heads, c.group, -1, c.head_dim])],
-            layer + "mix.heads",
-        )
-        y = g.node("Transpose", [y], layer + "mix.by_row", perm=[2, 0, 1, 3])
-        y = g.node("Reshape", [y, g.constant("mix_flat", [1, -1, q_size])], layer + "mix")
+        y = self.attention.layer(i, q, k, v, local=c.window is not None and i in c.local_layers)
         y = self._project(
             layer + "o", y, c.hidden, q_size, Part(layer + "o", self._residual_scale()), bias=c.o_bias
         )

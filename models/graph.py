@@ -141,7 +141,10 @@ class GraphBuilder:
         proto = helper.make_model(
             graph,
             producer_name="hexgraft",
-            opset_imports=[helper.make_opsetid("", OPSET)],
+            opset_imports=[
+                helper.make_opsetid(domain, OPSET if not domain else 1)
+                for domain in dict.fromkeys(["", *(node.domain for node in self._nodes)])
+            ],
             ir_version=IR_VERSION,
         )
         return Graph(proto, tuple(self._weights.values()), tuple(offsets), weights_file)

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hexgraft.models.decoder import WIDTH, DecoderBuilder
+from hexgraft.models.attention import STACKED, WIDTH
+from hexgraft.models.decoder import DecoderBuilder
 from hexgraft.models.graph import Graph, Loan, Part, Weight
 from hexgraft.models.head_config import EAGLE3, HeadConfig
 
@@ -16,10 +17,10 @@ def build_head(
     *,
     name: str,
     loans: Mapping[str, Loan] | None = None,
-    stacked: bool = True,
+    attention: str = STACKED,
 ) -> Graph:
     """Build the graph of a head with symbolic width T and cache capacity C; `loans` gives its embedding
-    ("embed") or output matrix ("head") where they are the target's, `stacked` is `build_decoder`'s.
+    ("embed") or output matrix ("head") where they are the target's, `attention` is `build_decoder`'s.
 
     Beside a decoder's inputs it takes hidden_in [1,T,d] and, of EAGLE-3, features [1,T,F]: what stood before
     a row's token in the target, or in the head itself where the target has not been there. The two are
@@ -31,12 +32,12 @@ def build_head(
     EAGLE-1 has no norm before its first layer nor before the target's output matrix; EAGLE-3 norms token and
     state apart, attends to both side by side, and adds to the state.
     """
-    return _Head(config, name, loans or {}, stacked).build_head(weights_file)
+    return _Head(config, name, loans or {}, attention).build_head(weights_file)
 
 
 class _Head(DecoderBuilder):
-    def __init__(self, config: HeadConfig, name: str, loans: Mapping[str, Loan], stacked: bool) -> None:
-        super().__init__(config.layer, name, stacked=stacked)
+    def __init__(self, config: HeadConfig, name: str, loans: Mapping[str, Loan], attention: str) -> None:
+        super().__init__(config.layer, name, attention=attention)
         self.head, self.loans = config, loans
 
     def build_head(self, weights_file: str) -> Graph:

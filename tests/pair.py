@@ -9,6 +9,7 @@ from tiny import write_tiny_hf
 
 from hexgraft.export.writer import ExportOptions, export_bundle
 from hexgraft.host.bundle import Bundle, open_bundle
+from hexgraft.models.attention import CHOSEN
 from hexgraft.models.checkpoint import open_checkpoint
 
 
@@ -32,7 +33,7 @@ def write_pair(
 
 def packed_bundle(checkpoint: Path, path: Path, precision: str, context: int = 256) -> Bundle:
     """A checkpoint alone, exported at a precision of the CPU's graph as `hexgraft export` does."""
-    options = ExportOptions((1, 8, 16), context, precision=precision, stacked=False)
+    options = ExportOptions((1, 8, 16), context, precision=precision, attention=CHOSEN)
     export_bundle(open_checkpoint(checkpoint), path, options=options, report=lambda step: None)
     return open_bundle(path)
 

@@ -15,6 +15,7 @@ from hexgraft.export.cpu.packing import Packing
 from hexgraft.export.cpu.source import has_minima
 from hexgraft.export.weights import Tensors
 from hexgraft.models.errors import ExportError
+from hexgraft.models.fused_attention import is_fused
 from hexgraft.models.gguf_blocks import BLOCK
 from hexgraft.models.graph import Graph, Weight
 
@@ -86,9 +87,10 @@ def pack(graph: Graph, checkpoint: Tensors | None, precision: str, *, steady: bo
     proto.CopyFrom(graph.proto)
     rewriter = _Rewriter(packings)
     nodes = [new for node in _rows_kept(graph.proto.graph.node) for new in rewriter.node(node)]
-    heads = HeadsFirst(graph.proto.graph)
-    nodes = [new for node in nodes for new in heads.node(node)]
-    rewriter.constants |= heads.constants
+    if not is_fused(graph.proto.graph):
+        heads = HeadsFirst(graph.proto.graph)
+        nodes = [new for node in nodes for new in heads.node(node)]
+        rewriter.constants |= heads.constants
     if steady and precision.endswith("a8"):
         attention = SteadyAttention(graph.proto.graph)
         nodes = [new for node in nodes for new in attention.node(node)]
@@ -109,7 +111,8 @@ def pack(graph: Graph, checkpoint: Tensors | None, precision: str, *, steady: bo
     for name in {node.input[0] for node in nodes if node.op_type == "GatherBlockQuantized"}:
         proto.graph.initializer.append(_rows(name, packings, graph.weights_file, places))
     proto.graph.initializer.extend(rewriter.constants.values())
-    proto.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
+    if all(opset.domain != _DOMAIN for opset in proto.opset_import):
+        proto.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
     return PackedGraph(proto, graph.weights, tuple(offsets), graph.weights_file, packings)
 
 

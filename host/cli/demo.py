@@ -26,6 +26,7 @@ from hexgraft.host.drafters.registry import make_drafter
 from hexgraft.host.session import Session, causal
 from hexgraft.host.stats import Stats
 from hexgraft.host.text import TextCodec
+from hexgraft.models.attention import CHOSEN
 from hexgraft.models.checkpoint import open_checkpoint
 from hexgraft.models.errors import FAILED, BundleError
 from hexgraft.models.fetch import fetch_smollm2
@@ -119,7 +120,7 @@ def _bundle() -> Bundle:
             update(step.what, step.done, step.total)
 
         head = open_draft(Path(SMOLLM2_HEAD), checkpoint)
-        options = ExportOptions(draft_precision=SMOLLM2_HEAD_PRECISION, stacked=False)
+        options = ExportOptions(draft_precision=SMOLLM2_HEAD_PRECISION, attention=CHOSEN)
         export_bundle(checkpoint, path, draft=head, options=options, report=report)
     return open_bundle(path)
 

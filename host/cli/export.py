@@ -16,6 +16,7 @@ from hexgraft.host.bundle import open_bundle
 from hexgraft.host.cli.console import bytes_progress, print_json, say
 from hexgraft.host.cli.htp_options import htp_options, take_htp
 from hexgraft.host.cli.hub_options import hub_options, take_hub
+from hexgraft.models.attention import CHOSEN, FUSED, STACKED
 from hexgraft.models.checkpoint import open_checkpoint
 from hexgraft.models.errors import UsageError
 from hexgraft.models.head_checkpoint import open_draft
@@ -49,6 +50,16 @@ def parse_capacities(text: str | None) -> tuple[int, ...]:
     return capacities
 
 
+def _attention(chosen: str, npu: bool) -> str:
+    """Of the CPU's graphs, which those of the NPU are made from where there are any."""
+    if npu and chosen == FUSED:
+        raise UsageError(
+            "the NPU's graphs are made from the CPU's, whose attention is of plain operators then",
+            "leave out --cpu-attention fused or --target htp",
+        )
+    return FUSED if chosen == FUSED else STACKED if npu else CHOSEN
+
+
 @click.command()
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @click.option(
@@ -80,6 +91,14 @@ def parse_capacities(text: str | None) -> tuple[int, ...]:
     type=click.Choice(PRECISIONS),
     help="The draft's; the tokens stay the target's. Default: --cpu-precision.",
 )
+@click.option(
+    "--cpu-attention",
+    type=click.Choice(["plain", FUSED]),
+    default="plain",
+    show_default=True,
+    help="fused: one operator a layer, 5 to 20 % faster; with a8 a tree may then take the other of two "
+    "tokens that are about as good.",
+)
 @htp_options
 @hub_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -91,6 +110,7 @@ def export(
     context: str | None,
     cpu_precision: str,
     cpu_draft_precision: str | None,
+    cpu_attention: str,
     as_json: bool,
     **chosen: Any,
 ) -> None:
@@ -120,7 +140,7 @@ def export(
         capacities[-1],
         precision=cpu_precision,
         draft_precision=cpu_draft_precision,
-        stacked=htp is not None,
+        attention=_attention(cpu_attention, htp is not None),
     )
     if cpu_draft_precision is not None and draft is None:
         raise UsageError(

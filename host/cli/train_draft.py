@@ -15,6 +15,7 @@ from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.cli.console import print_json, say, token_progress
 from hexgraft.host.cli.finite import Finite
 from hexgraft.host.manifest import MANIFEST
+from hexgraft.models.attention import CHOSEN
 from hexgraft.models.checkpoint import open_checkpoint
 from hexgraft.models.errors import BundleError, HexgraftError, UsageError
 
@@ -229,7 +230,7 @@ def _bundle(target: Path, work: Path, job: Job, share: tuple[int, int], workers:
         bundle.verify()
         return bundle
     path, checkpoint = work / "target", open_checkpoint(target)
-    options = ExportOptions(context=min(ExportOptions().context, checkpoint.config.context), stacked=False)
+    options = ExportOptions(context=min(ExportOptions().context, checkpoint.config.context), attention=CHOSEN)
     check_job(target_entry(checkpoint, options), job, work, share)
     if workers.first and not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)

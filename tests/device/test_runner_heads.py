@@ -27,6 +27,7 @@ from hexgraft.host.loopback.device import LoopbackDevice
 from hexgraft.host.runner.session import RunnerSession, open_local_session
 from hexgraft.host.sampling import Sampling
 from hexgraft.host.session import Session, States, causal
+from hexgraft.models.attention import CHOSEN, STACKED
 from hexgraft.models.checkpoint import open_checkpoint
 from hexgraft.models.errors import DecodeError
 from hexgraft.models.head_checkpoint import open_draft
@@ -44,7 +45,9 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         head = write_head(folder / "head", target, rows=90, own_head=False)
     checkpoint = open_checkpoint(target)
     precision = "w8a8" if request.param == "w8a8" else "fp32"
-    options = ExportOptions((1, 8, 16), 128, precision=precision, stacked=request.param == "fitted")
+    options = ExportOptions(
+        (1, 8, 16), 128, precision=precision, attention=STACKED if request.param == "fitted" else CHOSEN
+    )
     draft = open_draft(head, checkpoint)
     export_bundle(checkpoint, folder / "bundle", draft=draft, options=options, report=lambda step: None)
     return open_bundle(folder / "bundle")

@@ -17,13 +17,14 @@ from hexgraft.host.runner.local import LocalRunner
 from hexgraft.host.runner.session import RunnerSession
 from hexgraft.host.sampling import Sampling
 from hexgraft.host.session import Session
+from hexgraft.models.attention import CHOSEN
 
 PROMPT = [40, 51, 7, 260, 33, 12]
 
 
 @pytest.mark.parametrize("precision", PACKED)
 def test_same_tokens_and_trees(tmp_path: Path, runner: LocalRunner, precision: str) -> None:
-    path = write_pair(tmp_path, options=ExportOptions((1, 8, 16), 256, precision=precision, stacked=False))
+    path = write_pair(tmp_path, options=ExportOptions((1, 8, 16), 256, precision=precision, attention=CHOSEN))
     bundle = open_bundle(path)
     local = [CpuSession(bundle, role, threads=1) for role in ("target", "draft")]
     remote = [RunnerSession(runner.connection, str(path), role) for role in ("target", "draft")]

@@ -30,6 +30,7 @@ from hexgraft.host.decode import DecodeOptions, Decoder
 from hexgraft.host.drafters.registry import make_drafter
 from hexgraft.host.sampling import Sampling
 from hexgraft.host.session import Session, Visibility, causal
+from hexgraft.models.attention import CHOSEN
 from hexgraft.models.checkpoint import Checkpoint, open_checkpoint
 from hexgraft.models.decoder import build_decoder
 from hexgraft.models.errors import ExportError
@@ -172,7 +173,9 @@ def tokens(bundle: Bundle, target: Session, draft: Session, drafter: str, sampli
 
 @pytest.mark.parametrize("precision", PACKED)
 def test_trees_give_the_tokens_of_plain_decoding(tmp_path: Path, precision: str) -> None:
-    bundle = make_pair(tmp_path, options=ExportOptions((1, 8, 16), 256, precision=precision, stacked=False))
+    bundle = make_pair(
+        tmp_path, options=ExportOptions((1, 8, 16), 256, precision=precision, attention=CHOSEN)
+    )
     target, draft = CpuSession(bundle, "target", threads=1), CpuSession(bundle, "draft", threads=1)
     for sampling in (Sampling(), Sampling(temperature=0.8, seed=5)):
         plain = tokens(bundle, target, draft, "none", sampling)
@@ -187,7 +190,7 @@ def test_a_draft_head_gives_the_tokens_of_plain_decoding(tmp_path: Path, precisi
     folder = write_tiny_hf(tmp_path / "target", layers=4)
     target = open_checkpoint(folder)
     head = write_head(tmp_path / "head", folder, rows=90, own_head=False)
-    options = ExportOptions((1, 8, 16), 256, precision=precision, stacked=False)
+    options = ExportOptions((1, 8, 16), 256, precision=precision, attention=CHOSEN)
     draft = open_draft(head, target)
     export_bundle(target, tmp_path / "bundle", draft=draft, options=options, report=lambda step: None)
     bundle = open_bundle(tmp_path / "bundle")
@@ -206,7 +209,7 @@ def test_a_draft_head_gives_the_tokens_of_plain_decoding(tmp_path: Path, precisi
 def test_a_rows_logits_hardly_depend_on_the_width(tmp_path: Path, precision: str) -> None:
     """Without a8 no activation is rounded: that would show as differences a thousand times as large."""
     bundle = make_pair(
-        tmp_path, noise=None, options=ExportOptions((1, 8, 16), 256, precision=precision, stacked=False)
+        tmp_path, noise=None, options=ExportOptions((1, 8, 16), 256, precision=precision, attention=CHOSEN)
     )
     session = CpuSession(bundle, "target", threads=1)
     alone = session.forward(TOKENS[:1], [0], causal(0, 1)).logits(0)
@@ -296,7 +299,7 @@ def counted(name):
         os.kill(os.getpid(), signal.SIGKILL)
     return blocks(name)
 checkpoint.blocks = counted
-options = ExportOptions((1, 8, 16), 256, precision="w4", stacked=False)
+options = ExportOptions((1, 8, 16), 256, precision="w4", attention="chosen")
 export_bundle(checkpoint, Path(sys.argv[2]), options=options, report=lambda step: None)
 """
 
@@ -310,7 +313,7 @@ def test_a_killed_export_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.Mon
     checkpoint, read = open_checkpoint(folder), list[str]()
     blocks = checkpoint.blocks
     monkeypatch.setattr(checkpoint, "blocks", lambda name: read.append(name) or blocks(name))
-    options = ExportOptions((1, 8, 16), 256, precision="w4", stacked=False)
+    options = ExportOptions((1, 8, 16), 256, precision="w4", attention=CHOSEN)
     export_bundle(checkpoint, tmp_path / "b", options=options, report=lambda step: None)
     assert read == ["layers.2.gate", "layers.2.up", "layers.2.down", "norm"]
     bundle = open_bundle(tmp_path / "b")

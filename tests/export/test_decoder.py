@@ -22,7 +22,8 @@ from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.cpu_session import CpuSession
 from hexgraft.host.session import causal, tree_visibility
 from hexgraft.host.tree import TreeBuilder
-from hexgraft.models import decoder
+from hexgraft.models import attention as attention_module
+from hexgraft.models.attention import CHOSEN, FUSED, STACKED
 from hexgraft.models.checkpoint import open_checkpoint
 from hexgraft.models.decoder import build_decoder, dimensions
 from hexgraft.models.fetch import fetch_smollm2
@@ -63,11 +64,11 @@ def session_logits(session: CpuSession, tokens: list[int], width: int) -> NDArra
     return np.stack(found)
 
 
-@pytest.mark.parametrize("stacked", [True, False])
+@pytest.mark.parametrize("attention", [STACKED, CHOSEN, FUSED])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_logits_of_every_width_equal_transformers(name: str, stacked: bool, tmp_path: Path) -> None:
+def test_logits_of_every_width_equal_transformers(name: str, attention: str, tmp_path: Path) -> None:
     checkpoint = write_tiny_hf(tmp_path / "model", **FAMILIES[name])
-    options = ExportOptions(WIDTHS, 256, stacked=stacked)
+    options = ExportOptions(WIDTHS, 256, attention=attention)
     export_bundle(open_checkpoint(checkpoint), tmp_path / "b", options=options, report=lambda step: None)
     bundle = open_bundle(tmp_path / "b")
     tokens = np.random.default_rng(1).integers(0, 320, 140).tolist()
@@ -107,12 +108,12 @@ def test_stacks_are_chosen_by_rows_and_capacity_and_change_hardly_a_digit(
     checkpoint = open_checkpoint(save_family(tmp_path / "model", name))
     group = checkpoint.config.group
     assert group > 1
-    monkeypatch.setattr(decoder, "SHORT", 64 * group)
+    monkeypatch.setattr(attention_module, "SHORT", 64 * group)
     tokens, found = np.random.default_rng(3).integers(0, 300, 150).tolist(), []
-    for stacked in (True, False):
-        options = ExportOptions((1, 8), 192, stacked=stacked)
-        export_bundle(checkpoint, tmp_path / str(stacked), options=options, report=lambda step: None)
-        bundle = open_bundle(tmp_path / str(stacked))
+    for attention in (STACKED, CHOSEN):
+        options = ExportOptions((1, 8), 192, attention=attention)
+        export_bundle(checkpoint, tmp_path / attention, options=options, report=lambda step: None)
+        bundle = open_bundle(tmp_path / attention)
         session = CpuSession(bundle, threads=1)
         found.append([session_logits(session, tokens, width) for width in (1, 8)])
     for stacks, chosen in zip(*found, strict=True):
@@ -120,13 +121,13 @@ def test_stacks_are_chosen_by_rows_and_capacity_and_change_hardly_a_digit(
     assert [stacks_of(bundle, *sizes) for sizes in ((1, 192), (8, 64), (8, 65))] == [group, group, 1]
 
 
-@pytest.mark.parametrize("stacked", [True, False])
-def test_a_tree_pass_equals_transformers_on_each_path(stacked: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("attention", [STACKED, CHOSEN, FUSED])
+def test_a_tree_pass_equals_transformers_on_each_path(attention: str, tmp_path: Path) -> None:
     checkpoint = write_tiny_hf(tmp_path / "model", family="qwen2", heads=8, kv_heads=2, hidden=128)
     export_bundle(
         open_checkpoint(checkpoint),
         tmp_path / "b",
-        options=ExportOptions(WIDTHS, 64, stacked=stacked),
+        options=ExportOptions(WIDTHS, 64, attention=attention),
         report=lambda step: None,
     )
     session = CpuSession(open_bundle(tmp_path / "b"))

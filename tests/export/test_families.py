@@ -13,16 +13,17 @@ from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.cpu_session import CpuSession
 from hexgraft.host.session import Floats, Visibility, causal, tree_visibility
 from hexgraft.host.tree import TreeBuilder
+from hexgraft.models.attention import CHOSEN, FUSED
 from hexgraft.models.checkpoint import open_checkpoint
 
 LENGTH = 150
 TOLERANCE = 1e-3
 
 
-def exported(checkpoint: Path, bundle: Path, context: int = CONTEXT) -> Bundle:
+def exported(checkpoint: Path, bundle: Path, context: int = CONTEXT, attention: str = CHOSEN) -> Bundle:
+    """As `hexgraft export` makes them for the CPU alone."""
     target = open_checkpoint(checkpoint)
-    # As `hexgraft export` makes them for the CPU alone.
-    options = ExportOptions((1, 8, 32), min(context, target.config.context), stacked=False)
+    options = ExportOptions((1, 8, 32), min(context, target.config.context), attention=attention)
     export_bundle(target, bundle, options=options, report=lambda step: None)
     return open_bundle(bundle)
 
@@ -45,11 +46,13 @@ def chunked(session: CpuSession, tokens: list[int], width: int) -> Floats:
     return np.stack(found)
 
 
+@pytest.mark.parametrize("attention", [CHOSEN, FUSED])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_family_equals_transformers(name: str, tmp_path: Path) -> None:
+def test_a_family_equals_transformers(name: str, attention: str, tmp_path: Path) -> None:
     """Every width free and padded, past the original context where RoPE is scaled, then two trees."""
     checkpoint = save_family(tmp_path / "m", name)
-    oracle, session = Oracle(checkpoint), CpuSession(exported(checkpoint, tmp_path / "b"))
+    bundle = exported(checkpoint, tmp_path / "b", attention=attention)
+    oracle, session = Oracle(checkpoint), CpuSession(bundle)
     tokens = random_tokens(LENGTH)
     expected = oracle.logits(tokens)
     assert expected.std() > 0.05
@@ -87,11 +90,12 @@ def check_trees(session: CpuSession, oracle: Oracle, prefix: list[int]) -> None:
         np.testing.assert_allclose(rows.logits(row), expected[node], atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.parametrize("attention", [CHOSEN, FUSED])
 @pytest.mark.parametrize("name", ["gemma3", "mistral-window"])
-def test_grafted_rows_keep_their_place_in_the_window(name: str, tmp_path: Path) -> None:
+def test_grafted_rows_keep_their_place_in_the_window(name: str, attention: str, tmp_path: Path) -> None:
     """Slots moved, restored and grown are seen as far as their position allows, not their slot."""
     checkpoint = save_family(tmp_path / "m", name, max_position_embeddings=600)
-    oracle, session = Oracle(checkpoint), CpuSession(exported(checkpoint, tmp_path / "b", 600))
+    oracle, session = Oracle(checkpoint), CpuSession(exported(checkpoint, tmp_path / "b", 600, attention))
     tokens = random_tokens(290)
     chunked(session, tokens[:250], 32)
     # A branch whose first token was rejected: rows 1.. are kept, moved down over it, the cache grows.

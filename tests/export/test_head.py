@@ -15,6 +15,7 @@ from hexgraft.export.writer import ExportOptions, export_bundle
 from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.cpu_session import CpuSession
 from hexgraft.host.session import States, Visibility, causal, prefill
+from hexgraft.models.attention import CHOSEN, FUSED, STACKED
 from hexgraft.models.checkpoint import open_checkpoint
 from hexgraft.models.errors import BundleError, DecodeError
 from hexgraft.models.head_checkpoint import HeadCheckpoint, open_draft
@@ -33,14 +34,14 @@ HEADS: dict[str, dict[str, Any]] = {
 
 
 def export_head(
-    folder: Path, *, tied: bool = True, layers: int = 4, stacked: bool = True, **head: Any
+    folder: Path, *, tied: bool = True, layers: int = 4, attention: str = STACKED, **head: Any
 ) -> tuple[Bundle, Oracle]:
     target = write_tiny_hf(folder / "target", layers=layers, tied=tied)
     path = write_head(folder / "head", target, **head)
     checkpoint = open_checkpoint(target)
     draft = open_draft(path, checkpoint)
     assert isinstance(draft, HeadCheckpoint)
-    options = ExportOptions((1, 8, 16), 128, stacked=stacked)
+    options = ExportOptions((1, 8, 16), 128, attention=attention)
     export_bundle(checkpoint, folder / "bundle", draft=draft, options=options, report=lambda step: None)
     bundle = open_bundle(folder / "bundle")
     bundle.verify()
@@ -68,13 +69,13 @@ def states(
     return States(empty[0] if features is None else features, empty[1] if hidden is None else hidden)
 
 
-@pytest.mark.parametrize(("widths", "stacked"), [(None, False), ((1, 8, 16), True)])
+@pytest.mark.parametrize(("widths", "attention"), [(None, CHOSEN), ((1, 8, 16), STACKED), (None, FUSED)])
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("name", HEADS)
 def test_prefill_decode_and_tree_passes_equal_torch(
-    name: str, tied: bool, widths: tuple[int, ...] | None, stacked: bool, tmp_path: Path
+    name: str, tied: bool, widths: tuple[int, ...] | None, attention: str, tmp_path: Path
 ) -> None:
-    bundle, oracle = export_head(tmp_path, tied=tied, stacked=stacked, **HEADS[name])
+    bundle, oracle = export_head(tmp_path, tied=tied, attention=attention, **HEADS[name])
     features, count = features_of(bundle), 14
     session = CpuSession(bundle, "draft", widths=widths, whole=widths is not None)
     shown = TOKENS[1 : count + 1]

@@ -15,16 +15,25 @@ from hexgraft.host.bundle import Bundle
 from hexgraft.host.cache import COARSE, FEW, STEP, Cache
 from hexgraft.host.cpu_session import CpuSession
 from hexgraft.host.session import Session, Visibility, causal, prefill, tree_visibility
+from hexgraft.host.staging import Staging
 from hexgraft.host.tree import TokenTree, TreeBuilder
+from hexgraft.models.attention import FUSED, STACKED
 from hexgraft.models.errors import DecodeError
 
 VOCAB = 320
 PREFIX = [5, 300, 17, 42, 9, 271, 33]
 
 
+@pytest.fixture(scope="module", params=[STACKED, FUSED])
+def attention(request: pytest.FixtureRequest) -> str:
+    """Rows beside the cache, and rows behind its slots."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return make_pair(tmp_path_factory.mktemp("pair"))
+def bundle(attention: str, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    options = ExportOptions((1, 8, 16, 32), 256, attention=attention)
+    return make_pair(tmp_path_factory.mktemp("pair"), options=options)
 
 
 @pytest.fixture(scope="module")
@@ -155,10 +164,10 @@ def test_move_compacts_in_place(session: CpuSession) -> None:
 
 
 @pytest.fixture(scope="module")
-def long(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+def long(attention: str, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """A bundle whose context is more than what a cache begins with."""
     folder = tmp_path_factory.mktemp("long")
-    bundle = make_pair(folder, noise=None, options=ExportOptions((1, 8, 32), 512))
+    bundle = make_pair(folder, noise=None, options=ExportOptions((1, 8, 32), 512, attention=attention))
     assert bundle.target.context > STEP + 32
     return bundle
 
@@ -180,10 +189,12 @@ def test_growth_keeps_the_cache_and_the_logits(long: Bundle, count: int) -> None
 def test_the_positions_of_slots_follow_their_rows(long: Bundle) -> None:
     """Windows are measured by them, so they must survive stores, moves, growth and saved copies."""
     model = long.target
-    cache = Cache(model, STEP)
-    keys = np.zeros((model.layers, model.kv_heads, model.head_dim, 4), np.float32)
+    cache = Cache(model, STEP, width=32)
+    staging = Staging(model)
+    staging.grow(4)
+    staging.keys[:] = staging.values[:] = 0
     places = np.array([7, 8, 8, 9], np.int32)
-    cache.store(keys, keys.swapaxes(2, 3), places, np.array([0, 1, 3]), np.array([7, 8, 10]))
+    cache.store(staging.at(4), places, np.array([0, 1, 3]), np.array([7, 8, 10]))
     assert cache.positions[[7, 8, 10]].tolist() == [7, 8, 9]
     cache.move(np.array([10]), np.array([9]))
     assert cache.positions[7:10].tolist() == [7, 8, 9]

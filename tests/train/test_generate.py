@@ -15,6 +15,7 @@ from hexgraft.host.cli.demo_prompts import PROMPTS
 from hexgraft.host.cpu_session import CpuSession
 from hexgraft.host.lab.prompts import LAB_PROMPTS
 from hexgraft.host.session import causal
+from hexgraft.models.attention import CHOSEN, STACKED
 from hexgraft.models.errors import UsageError
 
 torch = pytest.importorskip("torch")
@@ -32,7 +33,7 @@ PROMPT_IDS = ([5, 9, 40, 41, 7], [11, 8, 30, 31, 32, 33, 34, 20])
 @pytest.fixture(scope="module", params=["llama", "qwen2"])
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     folder = tmp_path_factory.mktemp(request.param)
-    options = ExportOptions((1, 8, 16, 32), 256, stacked=request.param == "llama")
+    options = ExportOptions((1, 8, 16, 32), 256, attention=STACKED if request.param == "llama" else CHOSEN)
     return make_pair(folder, noise=None, options=options, family=request.param, layers=4)
 
 
