@@ -19,10 +19,10 @@ from hexgraft.models.fused_attention import is_fused
 from hexgraft.models.gguf_blocks import BLOCK
 from hexgraft.models.graph import Graph, Weight
 
-PACKED = ("w8", "w4", "w8a8", "w4a8")
+PACKED = ("w8", "w4", "w8a8", "w4a8", "w4h4a8")
 PRECISIONS = ("fp32", *PACKED)
-"""Of the CPU's graph: fp32, blocks of 8 bits, or blocks of 4 bits with 8 in embedding and head; with a8,
-activations are rounded to 8 bits in blocks, too."""
+"""Of the CPU's graph: fp32, blocks of 8 bits, or blocks of 4 bits with 8 in embedding and head, or with 4
+there, too (h4); with a8, activations are rounded to 8 bits in blocks."""
 
 _DOMAIN = "com.microsoft"
 _FLOAT, _ROUNDED = 1, 4
@@ -55,8 +55,14 @@ def packing_of(weight: Weight, checkpoint: Tensors | None, precision: str) -> Pa
             f"{precision} on the CPU takes blocks of {BLOCK} inputs, {weight.name} has {inner}",
             "leave out --cpu-precision",
         )
-    bits = 8 if precision.startswith("w8") or weight.name in ("embed", "head") else 4
-    rests = checkpoint is not None and any(has_minima(checkpoint, part.tensor, bits) for part in weight.parts)
+    spared = weight.name in ("embed", "head") and "h4" not in precision
+    bits = 8 if precision.startswith("w8") or spared else 4
+    # A gather of rows knows zero points, but no rests.
+    rests = (
+        checkpoint is not None
+        and weight.name != "embed"
+        and any(has_minima(checkpoint, part.tensor, bits) for part in weight.parts)
+    )
     return Packing(out, inner, bits, precision.endswith("a8"), rests)
 
 

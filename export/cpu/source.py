@@ -26,11 +26,12 @@ def has_minima(checkpoint: Tensors, tensor: str, bits: int) -> bool:
     return found is not None and found.block_minima(tensor)
 
 
-def read_part(checkpoint: Tensors, part: Part, bits: int) -> Iterator[Blocks]:
-    """Row blocks of a tensor times the part's scale: the file's own where it has such, else rounded."""
+def read_part(checkpoint: Tensors, part: Part, bits: int, *, minima: bool = True) -> Iterator[Blocks]:
+    """Row blocks of a tensor times the part's scale: the file's own where it has such, else rounded. Without
+    `minima`, those that `has_minima` are rounded anew."""
     scale = np.float32(part.scale)
     found = _with_blocks(checkpoint, part.tensor, bits)
-    if found is None:
+    if found is None or (found.block_minima(part.tensor) and not minima):
         for rows in checkpoint.blocks(part.tensor):
             yield round_rows(rows * scale, bits)
         return

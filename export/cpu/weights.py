@@ -41,7 +41,7 @@ def _packed(weight: Weight, packing: Packing, checkpoint: Tensors, progress: Pro
     rest: list[Packed] = []
     offset = 0
     for part in weight.parts:
-        for rows in read_part(checkpoint, part, packing.bits):
+        for rows in read_part(checkpoint, part, packing.bits, minima=packing.rests):
             packed = pack_rows(rows, packing)
             yield offset, packed.blocks
             offset += packed.blocks.nbytes
