@@ -9,6 +9,7 @@
 #include "memory.h"
 #include "result.h"
 #include "sizes.h"
+#include "slots.h"
 
 namespace hexgraft {
 
@@ -49,8 +50,8 @@ class Cache {
              const std::vector<std::int32_t>& rows, const std::vector<std::int32_t>& slots);
   // Copy slots onto slots in place; both ascending, every target <= its source, so no copy reads what one wrote.
   void move(const std::vector<std::int32_t>& source, const std::vector<std::int32_t>& target);
-  // Back to `capacity` slots, all zero, so that a second text is computed exactly as the first one was. Takes time for
-  // the slots that were written only, unless the buffers shrink.
+  // Back to `capacity` slots, all zero, so that a second text is computed exactly as the first one was. Takes time
+  // for the slots that were written only, unless the buffers shrink.
   void reset(int capacity);
   // Slots start..start+count-1 of one layer as real numbers: keys [kv_heads][head_dim][count], values
   // [kv_heads][count][head_dim].
@@ -58,28 +59,24 @@ class Cache {
   void restore(int layer, int start, int count, const float* keys, const float* values);
 
  private:
+  // The buffers that graphs read: of one width, or of all.
   struct View {
-    std::size_t columns = 0;
-    std::vector<Buffer> keys, values;  // a layer each
+    std::vector<Slots> keys, values;  // a layer each
   };
 
   View& view(int width) { return columns_ > 0 ? views_.at(width) : views_.begin()->second; }
-  View make_view(std::size_t columns) const;
-  // Copy the first `count` slots of one view to another.
-  void copy_slots(const View& from, View& to, std::size_t count) const;
-  const KvCode& code(std::size_t layer) const { return codes_.empty() ? float_ : codes_[layer]; }
+  View make_view(std::size_t count) const;
+  // Copy the slots there are from one view to another.
+  void copy_slots(const View& from, View& to) const;
   void clear();
-  std::size_t key_rows() const { return kv_heads_ * head_dim_; }
 
   std::shared_ptr<Memory> memory_;
   std::size_t layers_, kv_heads_, head_dim_;
   std::vector<int> capacities_;
   int columns_, context_, capacity_;
   std::vector<KvCode> codes_;  // a layer each, empty where all is float32
-  KvCode float_;
-  std::size_t bytes_;  // of one stored number
   std::uint64_t epoch_ = 1;
-  std::size_t used_ = 0;  // slots from here on have not been written
+  std::size_t used_ = 0;       // slots from here on have not been written
   std::map<int, View> views_;  // by width; one at 0 in hexgraft's own layout
 };
 
