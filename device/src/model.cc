@@ -52,6 +52,10 @@ Result<PassTimes> Model::forward(const std::vector<std::int32_t>& tokens,
   if (count < 1 || count > sizes_.max_width || positions.size() != tokens.size()) {
     return refuse("a pass takes 1 to " + std::to_string(sizes_.max_width) + " tokens and as many positions");
   }
+  if (sizes_.joined && visible.looks_ahead(count)) {
+    return Error{"bad_field", "a row sees one behind it, which graphs of this cache layout always hide",
+                 "let parents stand before their children"};
+  }
   std::int64_t slots = visible.prefix;
   for (const std::int32_t slot : visible.slots) slots = std::max<std::int64_t>(slots, std::int64_t{slot} + 1);
   if (Status problem = cache_.grow(slots)) return *problem;
@@ -85,7 +89,11 @@ Status Model::store(const std::vector<std::int32_t>& rows, const std::vector<std
   if (Status problem = cache_.grow(std::int64_t{sorted.back()} + 1)) return problem;
   std::vector<std::int32_t> places = rows;
   for (std::int32_t& place : places) place += sizes_.first_row(width_, staged_);
-  cache_.store(pass_.keys, pass_.values, width_, places, slots);
+  if (sizes_.joined) {
+    cache_.store(places, slots);
+  } else {
+    cache_.store(pass_.keys, pass_.values, width_, places, slots);
+  }
   for (std::size_t i = 0; i < places.size(); ++i) {
     slot_positions_[static_cast<std::size_t>(slots[i])] = row_positions_[static_cast<std::size_t>(places[i])];
   }

@@ -28,6 +28,16 @@ void fill_rope(const Rope& rope, int row, std::int32_t position, Buffer& cos, Bu
 
 }  // namespace
 
+bool Visibility::looks_ahead(int count) const {
+  const std::size_t row_bytes = (at(count) + 7) / 8;
+  for (int row = 0; !rows.empty() && row < count; ++row) {
+    for (int other = row + 1; other < count; ++other) {
+      if (bit(rows, row_bytes, row, other)) return true;
+    }
+  }
+  return false;
+}
+
 Pass::Pass(const Sizes& sizes, std::shared_ptr<Memory> memory) : sizes_(sizes), memory_(std::move(memory)) {}
 
 void Pass::resize(int width, int capacity) {
@@ -54,7 +64,7 @@ void Pass::resize(int width, int capacity) {
     stored_logits_ = Buffer(memory_, stored ? w * at(sizes_.logits) : 0);
     const Type type = sizes_.kv_codes.empty() ? Type::kFloat : sizes_.kv_codes.front().key.type;
     std::vector<Buffer> new_keys, new_values;
-    for (int i = 0; i < sizes_.layers; ++i) {
+    for (int i = 0; i < (sizes_.joined ? 0 : sizes_.layers); ++i) {
       new_keys.emplace_back(memory_, (row * w * bytes_of(type) + 3) / 4);
       new_values.emplace_back(memory_, (row * w * bytes_of(type) + 3) / 4);
     }

@@ -18,6 +18,9 @@ struct Visibility {
   std::vector<std::uint8_t> rows;
   std::vector<std::int32_t> slots;
   std::vector<std::uint8_t> seen;
+
+  // Whether one of `count` rows sees a row behind it.
+  bool looks_ahead(int count) const;
 };
 
 // What stood before each of T rows of a draft head: of the target, and of the head itself. Empty for other models.
@@ -53,7 +56,9 @@ class Pass {
   Buffer mask_local, cos_local, sin_local;  // the same for layers with a window
   Buffer logits, hidden;                    // [T][sizes.logits], [T][sizes.features]
   Buffer features_in, hidden_in;            // [T][sizes.features_in], [T][d]: of draft heads
-  std::vector<Buffer> keys, values;         // per layer [kv_heads][head_dim][T], [kv_heads][T][head_dim], as stored
+  // Per layer [kv_heads][head_dim][T], [kv_heads][T][head_dim], as stored; none in the joined layout, whose graphs
+  // write into the cache's own buffers.
+  std::vector<Buffer> keys, values;
 
  private:
   static void* data(const Code& code, Buffer& real, Buffer& stored) {

@@ -48,6 +48,9 @@ struct Sizes {
   // The vendor's layout: masks have so many columns in every width, the last of them the rows of the pass. 0: the
   // cache has C columns whatever the width.
   int columns = 0;
+  // The joined layout: keys by slot as values are, and behind the C slots of the same buffers `max_width` more,
+  // into which a graph writes the rows of a pass.
+  bool joined = false;
   std::vector<KvCode> kv_codes;   // a layer each; empty where keys and values are float32
   std::map<int, Border> borders;  // by width; none where all is float32
 

@@ -41,7 +41,7 @@ class FakeGraphs : public Graphs {
       for (int i = 0; i < sizes_.hidden; ++i) {
         pass.hidden.floats()[row * sizes_.hidden + i] = static_cast<float>(ids[row] + i);
       }
-      fill_rows(row, width, ids[row], pass);
+      fill_rows(row, width, ids[row], cache, pass);
     }
     return 0.25;
   }
@@ -55,14 +55,21 @@ class FakeGraphs : public Graphs {
     for (int i = 0; i < columns; ++i) count += pass.mask.floats()[row * columns + i] == 0 ? 1 : 0;
     return count;
   }
-  void fill_rows(int row, int width, int token, Pass& pass) const {
-    for (std::size_t layer = 0; layer < pass.keys.size(); ++layer) {
+  void fill_rows(int row, int width, int token, Cache& cache, Pass& pass) const {
+    const int extent = cache.extent(width), behind = cache.capacity() + row;
+    for (int layer = 0; layer < sizes_.layers; ++layer) {
       for (int head = 0; head < sizes_.kv_heads; ++head) {
         for (int d = 0; d < sizes_.head_dim; ++d) {
           const int place = head * sizes_.head_dim + d;
-          const float value = static_cast<float>(token * 100 + static_cast<int>(layer) * 10 + place);
-          pass.keys[layer].floats()[place * width + row] = value;
-          pass.values[layer].floats()[(head * width + row) * sizes_.head_dim + d] = -value;
+          const float value = static_cast<float>(token * 100 + layer * 10 + place);
+          if (sizes_.joined) {
+            cache.keys(layer)[(head * extent + behind) * sizes_.head_dim + d] = value;
+            cache.values(layer)[(head * extent + behind) * sizes_.head_dim + d] = -value;
+            continue;
+          }
+          const auto at = static_cast<std::size_t>(layer);
+          pass.keys[at].floats()[place * width + row] = value;
+          pass.values[at].floats()[(head * width + row) * sizes_.head_dim + d] = -value;
         }
       }
     }
@@ -75,10 +82,11 @@ inline std::unique_ptr<Model> fake_model(Sizes sizes, int capacity) {
   return std::make_unique<Model>(sizes, plain_memory(), capacity, std::make_unique<FakeGraphs>(sizes));
 }
 
-// Every bundle is the fake one, except those named "missing".
+// Every bundle is the fake one, except those named "missing"; those named "joined" are in the joined layout.
 inline Result<std::unique_ptr<Model>> fake_load(const LoadRequest& request) {
   if (request.bundle == "missing") return Error{"no_bundle", "there is no manifest at missing", "give the folder"};
   Sizes sizes = fake_sizes();
+  sizes.joined = request.bundle == "joined";
   sizes.widths = request.widths;
   if (!request.widths.empty()) sizes.max_width = request.widths.back();
   return fake_model(sizes, request.whole ? sizes.context : kCacheStep);

@@ -13,13 +13,35 @@ using namespace hexgraft;
 
 namespace {
 
-Sizes sizes() {
+constexpr int kWidth = 5;
+
+Sizes sizes(bool joined = false) {
   Sizes s;
   s.layers = 2;
   s.kv_heads = 3;
   s.head_dim = 4;
   s.context = 700;
+  s.max_width = kWidth;
+  s.joined = joined;
   return s;
+}
+
+// Where a number of a slot is in the cache; in the joined layout rows of a pass are the slots from the capacity on.
+float& key(Cache& cache, const Sizes& s, int layer, int h, int d, int slot) {
+  const int extent = cache.extent(0);
+  return cache.keys(layer)[s.joined ? (h * extent + slot) * s.head_dim + d : (h * s.head_dim + d) * extent + slot];
+}
+float& value(Cache& cache, const Sizes& s, int layer, int h, int d, int slot) {
+  return cache.values(layer)[(h * cache.extent(0) + slot) * s.head_dim + d];
+}
+
+template <class Do>
+void for_each_place(const Sizes& s, const Do& act) {
+  for (int layer = 0; layer < s.layers; ++layer) {
+    for (int h = 0; h < s.kv_heads; ++h) {
+      for (int d = 0; d < s.head_dim; ++d) act(layer, h, d);
+    }
+  }
 }
 
 // What the cache must hold, written as slowly and plainly as possible.
@@ -28,72 +50,80 @@ struct Plain {
 };
 
 void check_equal(Cache& cache, const Plain& plain, const Sizes& s) {
-  for (int layer = 0; layer < s.layers; ++layer) {
-    for (int h = 0; h < s.kv_heads; ++h) {
-      for (int d = 0; d < s.head_dim; ++d) {
-        for (int slot = 0; slot < cache.capacity(); ++slot) {
-          const auto at = std::make_tuple(layer, h, d, slot);
-          const auto key = plain.keys.find(at), value = plain.values.find(at);
-          CHECK(cache.keys(layer)[(h * s.head_dim + d) * cache.capacity() + slot] ==
-                (key == plain.keys.end() ? 0 : key->second));
-          CHECK(cache.values(layer)[(h * cache.capacity() + slot) * s.head_dim + d] ==
-                (value == plain.values.end() ? 0 : value->second));
-        }
-      }
+  for_each_place(s, [&](int layer, int h, int d) {
+    for (int slot = 0; slot < cache.capacity(); ++slot) {
+      const auto at = std::make_tuple(layer, h, d, slot);
+      const auto k = plain.keys.find(at), v = plain.values.find(at);
+      CHECK(key(cache, s, layer, h, d, slot) == (k == plain.keys.end() ? 0 : k->second));
+      CHECK(value(cache, s, layer, h, d, slot) == (v == plain.values.end() ? 0 : v->second));
     }
-  }
+  });
 }
 
-void random_stores_and_moves() {
-  const Sizes s = sizes();
-  Cache cache(s, plain_memory(), 256);
+// The rows of a pass, where a graph leaves them: beside the cache, or in its own buffers.
+struct Rows {
+  Rows(const Sizes& s, Cache& into) : sizes(s), cache(into) {
+    for (int i = 0; i < (s.joined ? 0 : 2 * s.layers); ++i) {
+      const int count = s.kv_heads * s.head_dim * kWidth;
+      (i < s.layers ? keys : values).emplace_back(plain_memory(), static_cast<std::size_t>(count));
+    }
+  }
+  void write(int layer, int h, int d, int row, float k, float v) {
+    if (sizes.joined) {
+      key(cache, sizes, layer, h, d, cache.capacity() + row) = k;
+      value(cache, sizes, layer, h, d, cache.capacity() + row) = v;
+      return;
+    }
+    keys[static_cast<std::size_t>(layer)].floats()[(h * sizes.head_dim + d) * kWidth + row] = k;
+    values[static_cast<std::size_t>(layer)].floats()[(h * kWidth + row) * sizes.head_dim + d] = v;
+  }
+  void store(const std::vector<std::int32_t>& rows, const std::vector<std::int32_t>& slots) {
+    if (sizes.joined) return cache.store(rows, slots);
+    cache.store(keys, values, kWidth, rows, slots);
+  }
+
+  Sizes sizes;
+  Cache& cache;
+  std::vector<Buffer> keys, values;
+};
+
+void random_stores_and_moves(bool joined) {
+  const Sizes s = sizes(joined);
+  Cache cache(s, plain_memory(), 64);
+  Rows staged(s, cache);
   Plain plain;
   std::mt19937 random(7);
-  const int width = 5;
-  std::vector<Buffer> keys, values;
-  for (int i = 0; i < s.layers; ++i) {
-    keys.emplace_back(plain_memory(), static_cast<std::size_t>(s.kv_heads * s.head_dim * width));
-    values.emplace_back(plain_memory(), static_cast<std::size_t>(s.kv_heads * s.head_dim * width));
-  }
   float next = 1;
   for (int round = 0; round < 40; ++round) {
-    for (Buffer& b : keys)
-      for (std::size_t i = 0; i < b.count(); ++i) b.floats()[i] = next++;
-    for (Buffer& b : values)
-      for (std::size_t i = 0; i < b.count(); ++i) b.floats()[i] = next++;
-    const int base = static_cast<int>(random() % 690);
-    CHECK(!cache.grow(base + 8));
+    // Capacities of all sizes on the way up: rows must outlive a growth that comes after their pass.
+    const int base = static_cast<int>(random() % static_cast<unsigned>(40 + 16 * round));
     const std::vector<std::int32_t> rows{4, 0, 2}, slots{base, base + 3, base + 1};
-    cache.store(keys, values, width, rows, slots);
-    for (int layer = 0; layer < s.layers; ++layer) {
-      for (int h = 0; h < s.kv_heads; ++h) {
-        for (int d = 0; d < s.head_dim; ++d) {
-          for (std::size_t r = 0; r < rows.size(); ++r) {
-            const auto at = static_cast<std::size_t>(layer);
-            plain.keys[{layer, h, d, slots[r]}] = keys[at].floats()[(h * s.head_dim + d) * width + rows[r]];
-            plain.values[{layer, h, d, slots[r]}] = values[at].floats()[(h * width + rows[r]) * s.head_dim + d];
-          }
-        }
+    for_each_place(s, [&](int layer, int h, int d) {
+      for (int row = 0; row < kWidth; ++row, ++next) {
+        staged.write(layer, h, d, row, next, -next);
+        const auto to = std::find(rows.begin(), rows.end(), row) - rows.begin();
+        if (to == 3) continue;
+        plain.keys[{layer, h, d, slots[static_cast<std::size_t>(to)]}] = next;
+        plain.values[{layer, h, d, slots[static_cast<std::size_t>(to)]}] = -next;
       }
-    }
+    });
+    CHECK(!cache.grow(base + 8));
+    staged.store(rows, slots);
     // Overlapping on purpose: targets are other pairs' sources.
     const std::vector<std::int32_t> source{base, base + 1, base + 3, base + 5};
     const std::vector<std::int32_t> target{base, base + 1, base + 2, base + 3};
     const Plain before = plain;
     cache.move(source, target);
     for (auto [from, to] : {std::pair(&before.keys, &plain.keys), std::pair(&before.values, &plain.values)}) {
-      for (int layer = 0; layer < s.layers; ++layer) {
-        for (int h = 0; h < s.kv_heads; ++h) {
-          for (int d = 0; d < s.head_dim; ++d) {
-            for (std::size_t i = 0; i < source.size(); ++i) {
-              const auto at = from->find({layer, h, d, source[i]});
-              (*to)[{layer, h, d, target[i]}] = at == from->end() ? 0 : at->second;
-            }
-          }
+      for_each_place(s, [from = from, to = to, &source, &target](int layer, int h, int d) {
+        for (std::size_t i = 0; i < source.size(); ++i) {
+          const auto at = from->find({layer, h, d, source[i]});
+          (*to)[{layer, h, d, target[i]}] = at == from->end() ? 0 : at->second;
         }
-      }
+      });
     }
   }
+  CHECK(cache.capacity() > 512);
   check_equal(cache, plain, s);
 }
 
@@ -139,24 +169,42 @@ void save_and_restore() {
   CHECK(other.values(0)[(1 * 512 + 4) * 4 + 2] == -((1 * 256 + 4) * 4 + 2));
 }
 
-// A reset at the same capacity leaves zeros: a masked column still takes part in a product.
-void reset_clears_what_was_written() {
-  const Sizes s = sizes();
-  Cache cache(s, plain_memory(), 64);
-  std::vector<Buffer> keys, values;
-  for (auto* buffers : {&keys, &values}) {
-    for (int i = 0; i < s.layers; ++i) {
-      buffers->emplace_back(plain_memory(), 12);
-      std::fill(buffers->back().floats(), buffers->back().floats() + 12, NAN);
+// The joined layout lies otherwise, but what is saved of it is the same.
+void saved_slots_fit_every_layout() {
+  const Sizes s = sizes(), lying = sizes(true);
+  Cache cache(s, plain_memory(), 64), other(lying, plain_memory(), 128);
+  for (int i = 0; i < 12 * 64; ++i)
+    cache.keys(1)[i] = static_cast<float>(i), cache.values(1)[i] = static_cast<float>(-i);
+  std::vector<float> keys(12 * 9), values(12 * 9), same_keys(12 * 9), same_values(12 * 9);
+  cache.save(1, 3, 9, keys.data(), values.data());
+  other.restore(1, 50, 9, keys.data(), values.data());
+  for_each_place(s, [&](int layer, int h, int d) {
+    for (int slot = 49; slot < 60; ++slot) {
+      const bool there = layer == 1 && slot >= 50 && slot < 59;
+      CHECK(key(other, lying, layer, h, d, slot) == (there ? key(cache, s, 1, h, d, slot - 47) : 0));
+      CHECK(value(other, lying, layer, h, d, slot) == (there ? value(cache, s, 1, h, d, slot - 47) : 0));
     }
-  }
-  cache.store(keys, values, 1, {0}, {9});
+  });
+  other.save(1, 50, 9, same_keys.data(), same_values.data());
+  CHECK(same_keys == keys && same_values == values);
+}
+
+// A reset at the same capacity leaves zeros: a masked column still takes part in a product.
+void reset_clears_what_was_written(bool joined) {
+  const Sizes s = sizes(joined);
+  Cache cache(s, plain_memory(), 64);
+  Rows staged(s, cache);
+  for_each_place(s, [&](int layer, int h, int d) {
+    for (int row = 0; row < kWidth; ++row) staged.write(layer, h, d, row, NAN, NAN);
+  });
+  staged.store({0}, {9});
   const std::vector<float> rows(12 * 2, NAN);
   cache.restore(1, 20, 2, rows.data(), rows.data());
   cache.move({9, 21}, {3, 5});
   const auto before = cache.epoch();
   cache.reset(64);
   CHECK(cache.capacity() == 64 && cache.epoch() == before);
+  for (int i = 0; i < 12 * cache.extent(0); ++i) CHECK(cache.keys(1)[i] == 0 && cache.values(1)[i] == 0);
   check_equal(cache, Plain(), s);
 }
 
@@ -234,10 +282,13 @@ void widths_share_slots() {
 int main() {
   codes();
   widths_share_slots();
-  random_stores_and_moves();
+  for (const bool joined : {false, true}) {
+    random_stores_and_moves(joined);
+    reset_clears_what_was_written(joined);
+  }
   growth_in_steps_and_back();
   growth_through_capacities();
   save_and_restore();
-  reset_clears_what_was_written();
+  saved_slots_fit_every_layout();
   return REPORT();
 }

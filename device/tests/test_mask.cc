@@ -86,6 +86,17 @@ void narrow_after_wide() {
   CHECK(zeros == 1 + 1 + 1 + 2);
 }
 
+// Rows that a graph writes behind the cache's slots need no buffers here.
+void no_buffers_for_joined_rows() {
+  Sizes s = sizes();
+  for (const bool joined : {false, true}) {
+    s.joined = joined;
+    Pass pass(s, plain_memory());
+    pass.resize(6, 10);
+    CHECK(pass.keys.empty() == joined && pass.values.empty() == joined && pass.mask.count() == 6 * 16);
+  }
+}
+
 void rope_angles() {
   Pass pass(sizes(), plain_memory());
   pass.resize(1, 1);
@@ -166,6 +177,7 @@ int main() {
   tree_with_pads();
   causal_and_scratch_slots();
   narrow_after_wide();
+  no_buffers_for_joined_rows();
   rope_angles();
   windows();
   return REPORT();

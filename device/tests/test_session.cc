@@ -35,9 +35,9 @@ std::string code(Session& session, const Json& operation) {
   return value;
 }
 
-Json loaded(Session& session) {
+Json loaded(Session& session, const std::string& bundle = "fake") {
   return one(session,
-             {{"op", "load"}, {"model", "target"}, {"role", "target"}, {"bundle", "fake"}, {"provider", "cpu"}});
+             {{"op", "load"}, {"model", "target"}, {"role", "target"}, {"bundle", bundle}, {"provider", "cpu"}});
 }
 
 const Json kForward{
@@ -187,6 +187,23 @@ void lists_stop_at_the_first_failure() {
   CHECK(answer["error"]["code"] == "bad_op" && session.finished());
 }
 
+// Where the graph hides what stands behind a row, nobody may ask to see it.
+void rows_that_look_ahead() {
+  for (const char* bundle : {"fake", "joined"}) {
+    Session session(fake_load);
+    loaded(session, bundle);
+    CHECK(code(session, changed(kForward, "visible", Json::binary({1, 3, 5}))).empty());
+    const std::string refusal = bundle == std::string("joined") ? "bad_field" : "";
+    CHECK(code(session, changed(kForward, "visible", Json::binary({1, 6, 5}))) == refusal);
+    CHECK(code(session, changed(kForward, "visible", Json::binary({4, 3, 5}))) == refusal);
+    const Json ninth =
+        Json::binary({0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0});  // row 4 sees row 8
+    const Json nine = changed(kForward, "tokens", std::vector<int>(10, 1));
+    CHECK(code(session, changed(changed(nine, "positions", std::vector<int>(10, 1)), "visible", ninth)) == refusal);
+    CHECK(code(session, kForward).empty());
+  }
+}
+
 void answers_that_would_not_fit() {
   Session session(fake_load);
   loaded(session);
@@ -287,9 +304,9 @@ void cache_files() {
   ::rmdir(folder.c_str());
 }
 
-void golden_conversation() {
+void golden_conversation(const Loader& load) {
   const std::string folder = std::string(GOLDEN_FOLDER) + "/conversation";
-  Session session(fake_load);
+  Session session(load);
   int steps = 0;
   for (;; ++steps) {
     const std::string step = folder + "/" + (steps < 10 ? "0" : "") + std::to_string(steps);
@@ -326,10 +343,16 @@ int main() {
   refused_slots_and_rows();
   many_models();
   lists_stop_at_the_first_failure();
+  rows_that_look_ahead();
   answers_that_would_not_fit();
   whole_requests();
   cache_files();
-  golden_conversation();
+  golden_conversation(fake_load);
+  // The layout of the cache shows in no answer.
+  golden_conversation([](LoadRequest request) {
+    if (request.bundle != "missing") request.bundle = "joined";
+    return fake_load(request);
+  });
   golden_refusals();
   return REPORT();
 }
