@@ -39,6 +39,35 @@ ONNXTensorElementDataType input_type(const Sizes& sizes, const Border& border, c
   return element(quantised ? sizes.kv_codes.front().key.type : Type::kFloat);
 }
 
+// A layer's keys or values, of so many slots, as graphs see them.
+Shape kv_shape(const Sizes& sizes, bool is_key, std::int64_t slots) {
+  const std::int64_t heads = sizes.kv_heads, dim = sizes.head_dim;
+  if (sizes.joined) return {1, heads, slots, dim};
+  return is_key ? Shape{heads, 1, dim, slots} : Shape{heads, 1, slots, dim};
+}
+
+// Whether a graph's shape is the one wanted, in both of which -1 is a size left free; a graph may leave free more.
+bool fits(const Shape& found, const Shape& wanted) {
+  return std::equal(found.begin(), found.end(), wanted.begin(), wanted.end(),
+                    [](std::int64_t has, std::int64_t wants) { return has < 0 || has == wants; });
+}
+
+// Refuse an input that is not of the contract's numbers, or not in the cache's layout, whose slots are -1 if free.
+Status check_input(const Sizes& sizes, const Border& border, std::int64_t slots, const std::string& name,
+                   const Ort::TypeInfo& type) {
+  const auto info = type.GetTensorTypeAndShapeInfo();
+  if (info.GetElementType() != input_type(sizes, border, name)) {
+    return Error{"bad_graph", "the graph's input " + name + " has a number type this runner does not feed",
+                 "export it again"};
+  }
+  const bool is_key = name.rfind("past_key_", 0) == 0, is_value = name.rfind("past_value_", 0) == 0;
+  if ((is_key || is_value) && !fits(info.GetShape(), kv_shape(sizes, is_key, slots))) {
+    return Error{"bad_graph", "the graph's input " + name + " has not the shape of the bundle's cache layout",
+                 "export it again"};
+  }
+  return std::nullopt;
+}
+
 std::size_t volume(const Shape& shape) {
   std::size_t count = 1;
   for (const std::int64_t size : shape) count *= static_cast<std::size_t>(size);
@@ -56,14 +85,16 @@ OrtGraphs::OrtGraphs(const Sizes& sizes, std::string provider, int threads, Chai
 
 Status OrtGraphs::check() const {
   for (const auto& entry : chains_) {
-    if (Status problem = check_chain(entry.first.first, entry.second)) return problem;
+    const auto [width, capacity] = entry.first;
+    if (Status problem = check_chain(width, capacity, entry.second)) return problem;
   }
   return std::nullopt;
 }
 
 // All parts together take the contract's inputs and give its outputs; what else one gives, a later one takes.
-Status OrtGraphs::check_chain(int width, const Chain& chain) const {
+Status OrtGraphs::check_chain(int width, int capacity, const Chain& chain) const {
   const Border border = sizes_.border(width);
+  const std::int64_t slots = capacity > 0 ? capacity : -1;
   std::set<std::string> wanted_in{"input_ids", "attention_mask", "position_ids_cos", "position_ids_sin"};
   if (sizes_.window > 0) wanted_in.insert("attention_mask_local");
   if (!sizes_.local_rope.frequencies.empty()) {
@@ -83,11 +114,7 @@ Status OrtGraphs::check_chain(int width, const Chain& chain) const {
     const std::vector<std::string> inputs = part.GetInputNames();
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       if (given.count(inputs[i]) > 0) continue;  // from a part before, in whatever numbers that gives
-      const ONNXTensorElementDataType wanted = input_type(sizes_, border, inputs[i]);
-      if (part.GetInputTypeInfo(i).GetTensorTypeAndShapeInfo().GetElementType() != wanted) {
-        return Error{"bad_graph", "the graph's input " + inputs[i] + " has a number type this runner does not feed",
-                     "export it again"};
-      }
+      if (Status problem = check_input(sizes_, border, slots, inputs[i], part.GetInputTypeInfo(i))) return problem;
       taken.insert(inputs[i]);
     }
     for (const std::string& output : part.GetOutputNames()) given.insert(output);
@@ -105,7 +132,7 @@ OrtGraphs::Chain& OrtGraphs::chain(int width, int capacity) {
 }
 
 OrtGraphs::Tensors OrtGraphs::tensors(int width, Cache& cache, Pass& pass) const {
-  const std::int64_t t = width, c = cache.past(width), heads = sizes_.kv_heads, dim = sizes_.head_dim;
+  const std::int64_t t = width, c = cache.past(width), dim = sizes_.head_dim;
   const Border border = sizes_.border(width);
   const Type kv = sizes_.kv_codes.empty() ? Type::kFloat : sizes_.kv_codes.front().key.type;
   Tensors made;
@@ -128,12 +155,17 @@ OrtGraphs::Tensors OrtGraphs::tensors(int width, Cache& cache, Pass& pass) const
   if (sizes_.features > 0) add("hidden", pass.hidden.floats(), {1, t, sizes_.features});
   if (sizes_.is_head) add("hidden_in", pass.hidden_in.floats(), {1, t, sizes_.hidden});
   if (sizes_.features_in > 0) add("features", pass.features_in.floats(), {1, t, sizes_.features_in});
+  // In the joined layout what goes in comes out again: its operator copies no cache where both are one address.
+  const std::int64_t in = cache.extent(width), out = sizes_.joined ? in : t;
   for (int i = 0; i < sizes_.layers; ++i) {
-    const auto at = static_cast<std::size_t>(i);
-    add(layer_name("key", i, "in"), cache.keys(i, width), {heads, 1, dim, c}, kv);
-    add(layer_name("value", i, "in"), cache.values(i, width), {heads, 1, c, dim}, kv);
-    add(layer_name("key", i, "out"), pass.keys[at].data(), {heads, 1, dim, t}, kv);
-    add(layer_name("value", i, "out"), pass.values[at].data(), {heads, 1, t, dim}, kv);
+    for (const bool is_key : {true, false}) {
+      const char* kind = is_key ? "key" : "value";
+      void* held = is_key ? cache.keys(i, width) : cache.values(i, width);
+      auto& rows = is_key ? pass.keys : pass.values;
+      add(layer_name(kind, i, "in"), held, kv_shape(sizes_, is_key, in), kv);
+      void* left = sizes_.joined ? held : rows[static_cast<std::size_t>(i)].data();
+      add(layer_name(kind, i, "out"), left, kv_shape(sizes_, is_key, out), kv);
+    }
   }
   return made;
 }

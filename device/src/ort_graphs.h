@@ -35,7 +35,7 @@ class OrtGraphs : public Graphs {
  private:
   using Tensors = std::map<std::string, Ort::Value>;
 
-  Status check_chain(int width, const Chain& chain) const;
+  Status check_chain(int width, int capacity, const Chain& chain) const;
   std::vector<Ort::IoBinding> bind(Chain& chain, int width, Cache& cache, Pass& pass);
   // The contract's tensors by name, over the buffers of cache and pass.
   Tensors tensors(int width, Cache& cache, Pass& pass) const;
