@@ -21,6 +21,9 @@ constexpr int kFormat = 2;
 constexpr std::int64_t kManifestLimit = 16 << 20;
 constexpr const char* kLayout = "key[kv_heads,1,head_dim,C] value[kv_heads,1,C,head_dim] past=C";
 constexpr const char* kVendorLayout = "key[kv_heads,1,head_dim,CL-T] value[kv_heads,1,CL-T,head_dim] past=CL-T";
+// One operator attends, over one buffer that it also writes the rows of a pass into.
+constexpr const char* kJoinedLayout =
+    "key[1,kv_heads,S,head_dim] value[1,kv_heads,S,head_dim] past=C rows=C..C+T-1";
 constexpr const char* kExport = "make it again with `hexgraft export`, or push it again";
 
 Error bad(const std::string& message) { return Error{"bad_bundle", message, kExport}; }
@@ -157,9 +160,10 @@ bool read_code(const Json& entry, Code& code) {
 bool read_kv(const Json& entry, Sizes& sizes) {
   const Json layout = entry.value("kv_layout", Json()), type = entry.value("kv_dtype", Json());
   const Json codes = entry.value("kv_encodings", Json::array());
-  if (!codes.is_array() || (layout != kLayout && layout != kVendorLayout)) return false;
+  if (!codes.is_array() || (layout != kLayout && layout != kVendorLayout && layout != kJoinedLayout)) return false;
+  sizes.joined = layout == kJoinedLayout;
   if (type == "float32") return codes.empty();
-  if (layout == kLayout || codes.size() != static_cast<std::size_t>(sizes.layers)) return false;
+  if (layout != kVendorLayout || codes.size() != static_cast<std::size_t>(sizes.layers)) return false;
   for (const Json& code : codes) {
     KvCode both;
     if (!code.is_object() || !read_code(code.value("key", Json()), both.key) ||
@@ -341,7 +345,11 @@ Result<ModelFiles> read_model(const std::string& path, const std::string& role, 
   const Json graphs = entry->value("graphs", Json());
   bool others = false;
   for (const Json& graph : graphs.is_array() ? graphs : Json::array()) {
-    if (!graph.is_object() || graph.value("provider", Json()) != provider) continue;
+    if (!graph.is_object()) continue;
+    const Json runs_on = graph.value("provider", Json());
+    if (files.sizes.joined && runs_on != "cpu")
+      return bad(where + ": graphs of this cache layout run on the cpu alone");
+    if (runs_on != provider) continue;
     if (!is_of(graph, build)) {
       others = true;
       continue;

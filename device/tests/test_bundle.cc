@@ -124,6 +124,29 @@ void vendor_layout(const Folder& folder) {
   refused("/target/kv_layout", manifest()["target"]["kv_layout"]);
 }
 
+// Keys by slot, and the rows of a pass behind them: for one graph on the CPU, in float32.
+void joined_layout(const Folder& folder) {
+  CHECK(code(folder, manifest()).empty() && !read_model(folder.path, "target", "cpu")->sizes.joined);
+  const Json made =
+      with("/target/kv_layout", "key[1,kv_heads,S,head_dim] value[1,kv_heads,S,head_dim] past=C rows=C..C+T-1");
+  CHECK(code(folder, made).empty() && read_model(folder.path, "target", "cpu")->sizes.joined);
+  CHECK(code(folder, made, "target", "htp") == "no_graph");
+  const auto refused = [&](const char* pointer, const Json& value) {
+    Json changed = made;
+    changed[Json::json_pointer(pointer)] = value;
+    CHECK(code(folder, changed) == "bad_bundle");
+  };
+  const Json vendor = vendor_manifest()["target"];
+  refused("/target/kv_encodings", vendor["kv_encodings"]);
+  refused("/target/kv_dtype", "uint8");
+  refused("/target/graphs/0/vendor", vendor["graphs"][0]["vendor"]);
+  refused("/target/graphs/1",
+          {{"file", "target/model.onnx"}, {"provider", "htp"}, {"width", 8}, {"capacity", 512}});
+  Json quantised = made;
+  quantised["target"].update({{"kv_dtype", "uint8"}, {"kv_encodings", vendor["kv_encodings"]}});
+  CHECK(code(folder, quantised) == "bad_bundle");
+}
+
 }  // namespace
 
 int main() {
@@ -178,6 +201,7 @@ int main() {
     CHECK(code(folder, escaping) == "bad_bundle");
   }
   vendor_layout(folder);
+  joined_layout(folder);
   const Json htp{
       {"soc", "SM8650"}, {"soc_model", 57}, {"arch", 75}, {"qairt", "2.51.0"},  {"binary", "target/model.onnx"},
       {"vtcm_mb", 8},    {"part", 1},       {"parts", 2}, {"mask_value", -60.5}};
