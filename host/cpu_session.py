@@ -106,7 +106,8 @@ class CpuSession:
         check_pass(self.spec, tokens, positions, visible)
         if self.model.kv_layout == JOINED_LAYOUT and np.triu(visible.rows, 1).any():
             raise DecodeError(
-                "a row sees a later one, which fused attention hides", "put parents before their children"
+                "a row sees a later one, which graphs of this cache layout always hide",
+                "let parents stand before their children",
             )
         if self._cache.grow(max(visible.prefix, int(visible.slots.max(initial=-1)) + 1)):
             self._unbind()

@@ -53,7 +53,7 @@ Result<PassTimes> Model::forward(const std::vector<std::int32_t>& tokens,
     return refuse("a pass takes 1 to " + std::to_string(sizes_.max_width) + " tokens and as many positions");
   }
   if (sizes_.joined && visible.looks_ahead(count)) {
-    return Error{"bad_field", "a row sees one behind it, which graphs of this cache layout always hide",
+    return Error{"bad_field", "a row sees a later one, which graphs of this cache layout always hide",
                  "let parents stand before their children"};
   }
   std::int64_t slots = visible.prefix;

@@ -14,16 +14,18 @@ from hexgraft.host.cpu_session import CpuSession
 from hexgraft.host.runner.local import LocalRunner
 from hexgraft.host.runner.session import RunnerSession
 from hexgraft.host.session import causal, tree_visibility
+from hexgraft.models.attention import FUSED, STACKED
 from hexgraft.models.checkpoint import open_checkpoint
 
 
+@pytest.mark.parametrize("attention", [STACKED, FUSED])
 @pytest.mark.parametrize(("name", "inputs"), [("gemma3", 3), ("mistral-window", 1)])
 def test_windows_match_the_session_in_process(
-    name: str, inputs: int, runner: LocalRunner, tmp_path: Path
+    name: str, inputs: int, attention: str, runner: LocalRunner, tmp_path: Path
 ) -> None:
     """A rejected row, a branch moved down over it, growth, save and restore, all beyond the window."""
     checkpoint = open_checkpoint(save_family(tmp_path / "m", name, max_position_embeddings=600))
-    options = ExportOptions((1, 8, 32), 600)
+    options = ExportOptions((1, 8, 32), 600, attention=attention)
     export_bundle(checkpoint, tmp_path / "b", options=options, report=lambda step: None)
     bundle = open_bundle(tmp_path / "b")
     local = CpuSession(bundle)

@@ -27,7 +27,7 @@ from hexgraft.host.loopback.device import LoopbackDevice
 from hexgraft.host.runner.session import RunnerSession, open_local_session
 from hexgraft.host.sampling import Sampling
 from hexgraft.host.session import Session, States, causal
-from hexgraft.models.attention import CHOSEN, STACKED
+from hexgraft.models.attention import CHOSEN, FUSED, STACKED
 from hexgraft.models.checkpoint import open_checkpoint
 from hexgraft.models.errors import DecodeError
 from hexgraft.models.head_checkpoint import open_draft
@@ -35,7 +35,7 @@ from hexgraft.models.head_checkpoint import open_draft
 PROMPT = np.random.default_rng(2).integers(3, 320, 40).tolist()
 
 
-@pytest.fixture(scope="module", params=["reduced", "fitted", "w8a8"])
+@pytest.fixture(scope="module", params=["reduced", "fitted", "w8a8", "fused"])
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     folder = tmp_path_factory.mktemp("heads")
     target = write_tiny_hf(folder / "target", layers=4)
@@ -45,9 +45,8 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         head = write_head(folder / "head", target, rows=90, own_head=False)
     checkpoint = open_checkpoint(target)
     precision = "w8a8" if request.param == "w8a8" else "fp32"
-    options = ExportOptions(
-        (1, 8, 16), 128, precision=precision, attention=STACKED if request.param == "fitted" else CHOSEN
-    )
+    attention = {"fitted": STACKED, "fused": FUSED}.get(request.param, CHOSEN)
+    options = ExportOptions((1, 8, 16), 128, precision=precision, attention=attention)
     draft = open_draft(head, checkpoint)
     export_bundle(checkpoint, folder / "bundle", draft=draft, options=options, report=lambda step: None)
     return open_bundle(folder / "bundle")

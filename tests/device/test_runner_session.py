@@ -8,23 +8,38 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from pair import make_pair
 
+from hexgraft.export.writer import ExportOptions, write_manifest
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cpu_session import CpuSession
 from hexgraft.host.logits import NotFinite
+from hexgraft.host.manifest import JOINED_LAYOUT, KV_LAYOUT
 from hexgraft.host.runner.local import LocalRunner
 from hexgraft.host.runner.session import RunnerSession, open_local_session
 from hexgraft.host.runner.wire import RunnerError
 from hexgraft.host.session import Session, Visibility, causal, tree_visibility
+from hexgraft.models.attention import FUSED, STACKED
 from hexgraft.models.errors import BundleError, DecodeError, UsageError
 
 Pair = tuple[CpuSession, RunnerSession]
+CONTEXT = 600
 
 
-@pytest.fixture(scope="module", params=["any", "fixed"])
-def pair(request: pytest.FixtureRequest, bundle: Bundle, runner: LocalRunner) -> Iterator[Pair]:
+@pytest.fixture(scope="module")
+def fused(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """The bundle with fused attention, whose rows lie behind the cache's slots."""
+    options = ExportOptions((1, 8, 16, 32), CONTEXT, attention=FUSED)
+    return make_pair(tmp_path_factory.mktemp("fused"), options=options, context=CONTEXT)
+
+
+@pytest.fixture(scope="module", params=["any", "fixed", "fused", "fused fixed"])
+def pair(
+    request: pytest.FixtureRequest, bundle: Bundle, fused: Bundle, runner: LocalRunner
+) -> Iterator[Pair]:
     """Both sessions, at any width over a growing cache, and at fixed widths over the whole one."""
-    fixed = request.param == "fixed"
+    fixed = request.param.endswith("fixed")
+    bundle = fused if request.param.startswith("fused") else bundle
     widths = [1, 8, 16, 32] if fixed else None
     local = CpuSession(bundle, widths=widths, whole=fixed)
     remote = RunnerSession(runner.connection, str(bundle.path), widths=widths, whole=fixed)
@@ -168,6 +183,44 @@ def test_mistakes_are_the_same_errors(pair: Pair, mistake: Callable[[Session], o
         with pytest.raises(DecodeError):
             mistake(session)
     assert_same_pass(pair, [5, 6], [0, 1], causal(0, 2))
+
+
+def test_rows_that_see_later_ones_are_refused_in_the_same_words(fused: Bundle, runner: LocalRunner) -> None:
+    remote = RunnerSession(runner.connection, str(fused.path))
+    errors = []
+    for session in (CpuSession(fused), remote):
+        with pytest.raises(DecodeError, match="a row sees a later one") as refused:
+            session.forward([1, 2], [1, 0], tree_visibility(0, np.ones((2, 2), np.bool_)))
+        errors.append((refused.value.message, refused.value.hint))
+    assert errors[0] == errors[1]
+    remote.close()
+
+
+def test_saved_rows_go_from_one_layout_to_the_other(
+    bundle: Bundle, fused: Bundle, runner: LocalRunner
+) -> None:
+    plain, joined = (RunnerSession(runner.connection, str(one.path)) for one in (bundle, fused))
+    plain.forward([5, 6, 7], range(3), causal(0, 3))
+    plain.store(range(3), range(3))
+    joined.restore(plain.save(3))
+    assert_same_pass((CpuSession(bundle), joined), [9], [0], causal(0, 1))
+    np.testing.assert_array_equal(joined.save(3).keys, plain.save(3).keys)
+    np.testing.assert_array_equal(joined.save(3).values, plain.save(3).values)
+    there, here = (session.forward([8], [3], causal(3, 1)).logits(0) for session in (joined, plain))
+    np.testing.assert_allclose(there, here, rtol=0, atol=1e-5)
+    for session in (plain, joined):
+        session.close()
+
+
+@pytest.mark.parametrize(("made", "claimed"), [(FUSED, KV_LAYOUT), (STACKED, JOINED_LAYOUT)])
+def test_a_graph_of_another_layout_is_refused_at_load(
+    runner: LocalRunner, tmp_path: Path, made: str, claimed: str
+) -> None:
+    bundle = make_pair(tmp_path, noise=None, options=ExportOptions((1, 8), 64, attention=made))
+    bundle.manifest.target.kv_layout = claimed
+    write_manifest(bundle.manifest, bundle.path)
+    with pytest.raises(BundleError, match="has not the shape of the bundle's cache layout"):
+        RunnerSession(runner.connection, str(bundle.path))
 
 
 def test_stale_rows_are_refused(pair: Pair) -> None:

@@ -106,7 +106,7 @@ def test_a_row_that_sees_a_later_one_is_refused(tmp_path: Path) -> None:
     session = CpuSession(pair(tmp_path / "fused", FUSED))
     with pytest.raises(DecodeError, match="a row sees a later one") as refused:
         session.forward([1, 2], [1, 0], tree_visibility(0, np.ones((2, 2), np.bool_)))
-    assert refused.value.hint == "put parents before their children"
+    assert refused.value.hint == "let parents stand before their children"
 
 
 @pytest.mark.parametrize(("made", "claimed"), [(FUSED, KV_LAYOUT), (CHOSEN, JOINED_LAYOUT)])
