@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from hexgraft.host.adb.claim import Claim
 from hexgraft.host.adb.errors import ConnectionLost, NoSpace, TransferFailed
 from hexgraft.host.adb.facts import free_space
 from hexgraft.host.adb.phone import Phone
@@ -81,21 +82,24 @@ class Pusher:
         self._progress = progress
         self._retries = retries
         self._patience = patience
+        self._claim = Claim(phone)
+        self._arrived = 0
+        """Bytes of the present folder that were found on the phone: what was sent may not have come."""
         self.pushed = Pushed()
 
     def push(self, folder: Folder) -> Pushed:
-        """Make `folder` whole on the phone. Raises NoSpace before anything moves, TransferFailed,
-        ConnectionLost once the retries are used up."""
+        """Make `folder` whole on the phone. Raises Busy where another command is at it, NoSpace before
+        anything moves, TransferFailed, ConnectionLost once the retries are used up."""
         start = time.monotonic()
-        left, mark = self._retries, 0
+        left, mark, self._arrived = self._retries, 0, 0
         while True:
             try:
                 self._push(folder)
                 break
             except ConnectionLost:
                 self.pushed.lost += 1
-                left = self._retries if self.pushed.sent > mark else left - 1
-                mark = self.pushed.sent
+                left = self._retries if self._arrived > mark else left - 1
+                mark = self._arrived
                 if left <= 0:
                     raise
                 self.phone.wait(self._patience)
@@ -106,14 +110,24 @@ class Pusher:
         if self.store.is_whole(folder):
             self.pushed.kept = folder.size
             return
+        with self._claim.hold():
+            if not self.store.is_whole(folder):  # another command may just have made it so
+                self._fill(folder)
+
+    def _fill(self, folder: Folder) -> None:
         missing = self._missing(folder)
         self._check_space(folder, missing)
         self.store.make(folder)
         for name in self.store.borrow(folder, missing):
             if self._right(folder, name):
                 missing.remove(name)
+        there = folder.size - sum(folder.pieces[name].size for name in missing)
         for name in missing:
-            self._push_file(folder, name)
+            start = self._resume_at(folder, name)
+            self._arrived = max(self._arrived, there + start)
+            self._push_file(folder, name, start)
+            there += folder.pieces[name].size
+        self._arrived = there
         self.store.complete(folder)
 
     def _missing(self, folder: Folder) -> list[str]:
@@ -143,13 +157,14 @@ class Pusher:
     def _right(self, folder: Folder, name: str) -> bool:
         return self.store.hashes(folder, [name]).get(name) == folder.pieces[name].sha256
 
-    def _push_file(self, folder: Folder, name: str) -> None:
-        """Push one file under its `.part` name, check it on the phone, give it its name."""
+    def _push_file(self, folder: Folder, name: str, start: int) -> None:
+        """Push one file from `start` on under its `.part` name, check it on the phone, give it its name."""
         piece, part = folder.pieces[name], name + ".part"
         for attempt in (1, 2):
-            if self._send(folder, name, self._resume_at(folder, name)) == piece.sha256:
+            if self._send(folder, name, start) == piece.sha256:
                 break
             self._remove(folder, part)
+            start = 0
             if attempt == 2:
                 raise TransferFailed(
                     f"{name} arrived altered on {self.phone.name} twice",

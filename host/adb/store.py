@@ -24,6 +24,7 @@ HASH_TIMEOUT = 900.0
 """Seconds for hashing what may be several gigabytes."""
 
 _DIGEST = 16
+_BOOKS = ("run.pid", "run.lock", "alive.lock", "stay-awake.saved", "push.pid", "push.lock")
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +185,7 @@ class Store:
         """Delete our bookkeeping and the empty root."""
         root = quote(self.phone.root)
         self.phone.run(
-            f"cd {root} 2>/dev/null || exit 0; rm -f run.pid run.lock alive.lock stay-awake.saved; "
+            f"cd {root} 2>/dev/null || exit 0; rm -f {' '.join(_BOOKS)}; "
             f"rmdir bundles runners 2>/dev/null; cd / && rmdir {root} 2>/dev/null; true",
             "deleting",
         )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from hexgraft.host.adb.claim import Claim
 from hexgraft.host.adb.device_runner import running
 from hexgraft.host.adb.errors import Busy
 from hexgraft.host.adb.fit import bundle_folder
@@ -38,9 +39,11 @@ def clean(serial: str | None, root: str, keep: tuple[Path, ...], dry_run: bool, 
         pid = running(phone)
         if pid is not None:
             raise Busy(f"a run is going on on {phone.name}: process {pid}", "wait for it to end, then clean")
-        store.remove(gone)
-        if not kept:
-            store.remove_root()
+        if gone or not kept:
+            with Claim(phone).hold():
+                store.remove(gone)
+                if not kept:
+                    store.remove_root()
     size = sum(entry.size for entry in gone)
     if as_json:
         folders = [{"folder": p.place, "size": p.size, "whole": p.whole} for p in gone]
