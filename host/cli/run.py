@@ -102,7 +102,11 @@ def run(bundle: Path, dash: str | None, prompt: str | None, file: Path | None, *
         restore(decoder, prefix, ids)
     with Tracing(options["trace"], codec) as tracing:
         tracing.begin(opened, decoder, ids, options)
-        recovery = Recovery(decoder, options, lambda: open_decoder(opened, codec, answer, dict(wanted)))
+        recovery = Recovery(
+            decoder,
+            options,
+            lambda serial: open_decoder(opened, codec, answer, wanted | {"serial": serial}),
+        )
         generation = _decode(decoder, answer, ids, options, tracing, recovery)
     if as_json:
         result: dict[str, Any] = {

@@ -5,20 +5,24 @@ from __future__ import annotations
 import io
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from device_command import Hexgraft
 from heads import write_head
-from phones import promised, setting, wait_until
+from phones import Connect, promised, setting, wait_until
 from tiny import write_tiny_hf
 
 from hexgraft.export.writer import ExportOptions, export_bundle
 from hexgraft.host.adb.phone import Phone, open_phone
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cli import recovery
+from hexgraft.host.decode import Decoder
 from hexgraft.host.loopback.adb_server import AdbServer
 from hexgraft.host.loopback.device import LoopbackDevice
+from hexgraft.host.loopback.phone import PHONES
+from hexgraft.host.runner.wire import RunnerLost
 from hexgraft.models.checkpoint import open_checkpoint
 from hexgraft.models.errors import CONNECTION_LOST
 from hexgraft.models.head_checkpoint import open_draft
@@ -189,3 +193,50 @@ def test_reconnecting_to_a_phone_that_stays_away(
     assert result.code == CONNECTION_LOST
     assert "it did not come back" in result.err
     assert result.json["tokens"]
+
+
+def test_reconnecting_is_to_the_same_phone(
+    hexgraft: Hexgraft, bundle: Bundle, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one that was connected meanwhile is not it, and takes nothing from the choice."""
+    device = connect()
+    hexgraft("push", str(bundle.path))
+    words = ["run", str(bundle.path), "-p", "abc", "--raw", "--max-tokens", "200", "--plain", "--json"]
+    whole = hexgraft(*words)
+    await_phone = recovery.await_phone
+    others: list[LoopbackDevice] = []
+
+    def plug_in(*args: Any, **kwargs: Any) -> Phone:
+        others.append(connect(PHONES["s25"]))
+        return await_phone(*args, **kwargs)
+
+    monkeypatch.setattr(recovery, "await_phone", plug_in)
+    device.link.cut_after(30_000)
+    result = hexgraft(*words, "--backend", "device", "--reconnect", "20")
+    assert result.code == 0, result.err
+    assert result.json["tokens"] == whole.json["tokens"]
+    assert not others[0].sandbox.path("/data/local/tmp/hexgraft").exists()
+
+
+def test_reconnecting_ends_where_it_comes_no_further(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A phone without the memory for the text so far kills every new runner at the same place."""
+    killed = RunnerLost("the runner ended: killed, likely out of memory")
+    phones: list[str | None] = []
+    made = 0
+
+    def again(serial: str | None) -> Decoder:
+        nonlocal made
+        made += 1
+        if made == 2:  # one try that came further
+            decoder.tokens.append(4)
+        raise killed
+
+    monkeypatch.setattr(recovery, "await_phone", lambda serial, root, seconds: phones.append(serial))
+    decoder: Any = SimpleNamespace(tokens=[1, 2, 3], session=None, drafter=SimpleNamespace(reader=None))
+    options = {"serial": "X", "root": "/data/local/tmp/x", "backend": "device", "reconnect": 5}
+    assert recovery.Recovery(decoder, options, again).recover(killed) is False
+    assert made == 5
+    assert phones == ["X"] * made
+    assert "likely out of memory; it was lost 4 times at the same place" in capsys.readouterr().err
