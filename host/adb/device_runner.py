@@ -55,10 +55,12 @@ cd {root} || exit {no_folder}
     --caches {caches} --record {runs}/$(date +%Y%m%d-%H%M%S)-$$.jsonl
 }} 9>run.lock 8>alive.lock
 """
-# What the setting was is noted once: a second run must not take the first one's value for the user's.
+# What the setting was is noted once: a second run must not take the first one's value for the user's. One
+# that cannot be asked for, as while Android starts, stays as it is. Only the runner may write to our stream.
 _AWAKE = """\
-  [ -f stay-awake.saved ] || settings get global {name} > stay-awake.saved
-  settings put global {name} {value}
+  [ -f stay-awake.saved ] || {{ v=$(settings get global {name}) && [ -n "$v" ] &&
+    echo "$v" > stay-awake.new && mv stay-awake.new stay-awake.saved; }}
+  [ -f stay-awake.saved ] && settings put global {name} {value} >&2
   setsid sh -c {watch} </dev/null >/dev/null 2>&1 8>&- 9>&- &
 """
 _WATCH = """\
@@ -68,10 +70,9 @@ trap '' HUP
   case "$v" in
     ''|null) settings delete global NAME ;;
     *) settings put global NAME "$v" ;;
-  esac
-  rm -f stay-awake.saved
+  esac && rm -f stay-awake.saved
 } 8>alive.lock
-"""
+""".replace("NAME", STAY_AWAKE)
 # The kernel keeps 15 characters of a program's name.
 _IS_OURS = f'[ "$(cat /proc/$p/comm 2>/dev/null)" = {RUNNER[:15]} ]'
 
@@ -235,8 +236,7 @@ def start_command(root: str, release: Release, stay_awake: bool) -> str:
         words += ["--qnn", f"{folder}/{PLUGIN}", "--htp-backend", f"{folder}/libQnnHtp.so"]
     awake = ""
     if stay_awake:
-        watch = quote(_WATCH.replace("NAME", STAY_AWAKE))
-        awake = _AWAKE.format(name=STAY_AWAKE, value=_POWER_SOURCES, watch=watch)
+        awake = _AWAKE.format(name=STAY_AWAKE, value=_POWER_SOURCES, watch=quote(_WATCH))
     return _START.format(
         root=quote(root),
         no_folder=_NO_FOLDER,
@@ -261,6 +261,13 @@ def running(phone: Phone) -> int | None:
     )
     found = re.fullmatch(r"\d+", done.stdout.strip())
     return int(found[0]) if found else None
+
+
+def restore_settings(phone: Phone) -> None:
+    """Put the phone's settings back where a run could not, as when the phone went down. CommandFailed if it
+    does not take them. No runner may be running."""
+    command = f"cd {quote(phone.root)} 2>/dev/null && [ -f stay-awake.saved ] || exit 0\n{_WATCH}"
+    phone.run(command, "restoring its settings").check("restoring its settings")
 
 
 def end_runner(phone: Phone, *, patience: float) -> None:

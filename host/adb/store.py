@@ -24,7 +24,7 @@ HASH_TIMEOUT = 900.0
 """Seconds for hashing what may be several gigabytes."""
 
 _DIGEST = 16
-_BOOKS = ("run.pid", "run.lock", "alive.lock", "stay-awake.saved", "push.pid", "push.lock")
+_BOOKS = ("run.pid", "run.lock", "alive.lock", "push.pid", "push.lock")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from hexgraft.host.adb.claim import Claim
-from hexgraft.host.adb.device_runner import running
-from hexgraft.host.adb.errors import Busy
+from hexgraft.host.adb.device_runner import restore_settings, running
+from hexgraft.host.adb.errors import Busy, CommandFailed
 from hexgraft.host.adb.fit import bundle_folder
 from hexgraft.host.adb.phone import open_phone
 from hexgraft.host.adb.push import megabytes
@@ -28,7 +28,8 @@ from hexgraft.host.cli.phone_options import phone_options
 def clean(serial: str | None, root: str, keep: tuple[Path, ...], dry_run: bool, as_json: bool) -> None:
     """Remove bundles, runners, unfinished files, caches and records of runs of ours from a phone.
 
-    Nothing outside our folder is touched. With --keep the runners stay too.
+    Nothing outside our folder is touched, but for the screen's setting where a run could not put it back.
+    With --keep the runners stay too.
     """
     kept = {bundle_folder(open_bundle(path), "cpu").name for path in keep}
     phone = open_phone(serial, root)
@@ -39,6 +40,10 @@ def clean(serial: str | None, root: str, keep: tuple[Path, ...], dry_run: bool, 
         pid = running(phone)
         if pid is not None:
             raise Busy(f"a run is going on on {phone.name}: process {pid}", "wait for it to end, then clean")
+        try:
+            restore_settings(phone)
+        except CommandFailed as error:
+            say(f"warning: {error.message}; the next run tries again")
         if gone or not kept:
             with Claim(phone).hold():
                 store.remove(gone)

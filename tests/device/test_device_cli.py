@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 from device_command import Hexgraft, run_words
-from phones import Connect
+from phones import Connect, setting
 
+from hexgraft.host.adb.phone import open_phone
+from hexgraft.host.adb.session import close_places
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.loopback.adb_server import AdbServer
 from hexgraft.host.loopback.device import LoopbackDevice
@@ -122,6 +124,27 @@ def test_push_to_no_phone(hexgraft: Hexgraft, bundle: Bundle, connect: Connect) 
     result = hexgraft("push", str(bundle.path), "-s", old.serial)
     assert result.code == NO_DEVICE
     assert "its Android is older than 7" in result.err
+
+
+def test_clean_puts_the_setting_of_the_screen_back(
+    hexgraft: Hexgraft, bundle: Bundle, device: LoopbackDevice
+) -> None:
+    """A phone that went down in a run has noted the user's value, and nobody restored it."""
+    from hexgraft.host.adb.session import open_device_session
+
+    open_device_session(bundle, "target")
+    device.reboot()
+    close_places()
+    open_phone(device.serial).wait(30)
+    assert setting(device) == "7"
+    command = device.sandbox.folder / "bin" / "settings"
+    working = command.rename(command.with_suffix(".kept"))
+    assert "warning: restoring its settings failed" in hexgraft("clean").err
+    assert device.sandbox.path("/data/local/tmp/hexgraft/stay-awake.saved").exists()
+    working.rename(command)
+    assert hexgraft("clean").code == 0
+    assert setting(device) == "0"
+    assert not device.sandbox.path("/data/local/tmp/hexgraft").exists()
 
 
 def test_clean_while_a_run_goes_on(hexgraft: Hexgraft, bundle: Bundle, device: LoopbackDevice) -> None:

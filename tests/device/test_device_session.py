@@ -133,6 +133,44 @@ def test_a_value_saved_by_a_run_that_died_is_the_one_restored(bundle: Bundle, de
     assert wait_until(lambda: setting(device) == "0", promised())
 
 
+def no_settings(device: LoopbackDevice, on: bool, stream: int = 2) -> None:
+    """As while Android starts or goes down: the command is there, what it asks is not."""
+    command = device.sandbox.folder / "bin" / "settings"
+    working = command.with_suffix(".kept")
+    if on:
+        command.rename(working)
+        command.write_text(f'#!/bin/sh\necho "cmd: Can\'t find service: settings" >&{stream}\nexit 20\n')
+        command.chmod(0o755)
+    else:
+        working.replace(command)
+
+
+@pytest.mark.parametrize("stream", [1, 2])
+def test_a_setting_that_cannot_be_asked_for_is_left_alone(
+    bundle: Bundle, device: LoopbackDevice, stream: int
+) -> None:
+    device.sandbox.path("/settings/global.stay_on_while_plugged_in").write_text("3\n")
+    DevicePlace(bundle, DeviceOptions()).push()
+    no_settings(device, True, stream)
+    session = open_device_session(bundle, "target")
+    no_settings(device, False)
+    assert tokens(decode(bundle, session)) == tokens(decode(bundle, CpuSession(bundle)))
+    session.close()
+    assert wait_until(lambda: device.sandbox.processes() == [], promised())
+    assert setting(device) == "3"
+
+
+def test_a_setting_that_cannot_be_restored_is_restored_later(bundle: Bundle, device: LoopbackDevice) -> None:
+    """Android is down already when the runner ends."""
+    session = open_device_session(bundle, "target")
+    no_settings(device, True)
+    session.close()
+    assert wait_until(lambda: device.sandbox.processes() == [], promised())
+    no_settings(device, False)
+    open_device_session(bundle, "target").close()
+    assert wait_until(lambda: setting(device) == "0", promised())
+
+
 def test_the_second_run_is_told_who_holds_the_phone(bundle: Bundle, device: LoopbackDevice) -> None:
     session = open_device_session(bundle, "target")
     place = DevicePlace(bundle, DeviceOptions())
