@@ -6,6 +6,7 @@ import time
 
 from hexgraft.host.adb.errors import NoDevice
 from hexgraft.host.adb.server import Listed, Server
+from hexgraft.host.adb.shell import quote
 
 _PASSING = ("offline", "connecting", "authorizing")
 _STATES = {
@@ -41,10 +42,15 @@ def choose(server: Server, serial: str | None, patience: float) -> Listed:
         time.sleep(0.25)
 
 
+def meant(listed: list[Listed], serial: str) -> list[Listed]:
+    """Those that a serial, or a number of the list, names."""
+    return [entry for entry in listed if serial in (entry.serial, str(entry.transport_id))]
+
+
 def pick(listed: list[Listed], serial: str | None) -> Listed | NoDevice:
     """The phone meant, in whatever state, or the error that says why there is none."""
     if serial is not None:
-        named = [entry for entry in listed if serial in (entry.serial, str(entry.transport_id))]
+        named = meant(listed, serial)
         if len(named) == 1:
             return named[0]
         if len(named) > 1:
@@ -53,7 +59,7 @@ def pick(listed: list[Listed], serial: str | None) -> Listed | NoDevice:
                 "choose one by its number: --serial NUMBER",
                 table(named),
             )
-        hint = f"use one of these: --serial {listed[0].serial}" if listed else _NONE
+        hint = f"use one of these: --serial {quote(listed[0].serial)}" if listed else _NONE
         return NoDevice(f"there is no phone with the serial {serial}", hint, table(listed))
     if not listed:
         return NoDevice("adb sees no phone", _NONE)
@@ -64,9 +70,10 @@ def pick(listed: list[Listed], serial: str | None) -> Listed | NoDevice:
         return listed[0]
     if not ready:
         return NoDevice(f"none of {len(listed)} phones can be used", advice(listed[0].state), table(listed))
+    first = quote(ready[0].serial)
     return NoDevice(
         f"there are {len(ready)} phones",
-        f"choose one: --serial {ready[0].serial}, or export ANDROID_SERIAL={ready[0].serial}",
+        f"choose one: --serial {first}, or export ANDROID_SERIAL={first}",
         table(listed),
     )
 

@@ -200,7 +200,7 @@ class DeviceRunner:
             holder = said if said.isdigit() else "unknown"
             return Busy(
                 f"another run holds {self.phone.name}: its runner is process {holder}",
-                f"wait for it, or end it: adb -s {self.phone.serial} shell kill {holder}",
+                f"wait for it, or end it: adb -s {quote(self.phone.serial)} shell kill {holder}",
             )
         if code == _UNFINISHED:
             return Busy(

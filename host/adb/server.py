@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import subprocess
 import tempfile
@@ -158,26 +159,27 @@ def _selector(listed: Listed) -> str:
     )
 
 
+_FACT = re.compile(r"\s+(usb|product|model|device|transport_id):(\S*)$")
+# A state is one word but for the first kind. A serial may hold spaces: "adb-R5 (2)._adb-tls-connect._tcp".
+_STATES = (re.compile(r"(.+?)\s+(no permissions.*)"), re.compile(r"(.*\S)\s+(\S+)"))
+
+
 def parse_devices(text: str) -> list[Listed]:
     """The lines of `adb devices -l`. A state may have several words ("no permissions; see [...]")."""
     found = []
     for line in text.splitlines():
-        serial, _, rest = line.strip().partition(" ")
-        serial, tab, after = serial.partition("\t")
-        rest = after + " " + rest if tab else rest
-        if not serial or not rest.strip():
+        rest, facts = line.strip(), {}
+        while fact := _FACT.search(rest):
+            facts[fact[1]] = fact[2]
+            rest = rest[: fact.start()]
+        parts = next((match for kind in _STATES if (match := kind.fullmatch(rest))), None)
+        if parts is None:
             continue
-        words = rest.split()
-        known = {"usb", "product", "model", "device", "transport_id"}
-        facts = {}
-        while words and ":" in words[-1] and words[-1].partition(":")[0] in known:
-            key, _, value = words.pop().partition(":")
-            facts[key] = value
         number = facts.get("transport_id", "")
         found.append(
             Listed(
-                serial=serial,
-                state=" ".join(words),
+                serial=parts[1],
+                state=parts[2],
                 model=facts.get("model", "").replace("_", " "),
                 product=facts.get("product", ""),
                 transport_id=int(number) if number.isdigit() else None,

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import msgspec
 from rich.table import Table
 
-from hexgraft.host.adb.choice import advice
-from hexgraft.host.adb.errors import DeviceError
+from hexgraft.host.adb.choice import advice, meant, pick
+from hexgraft.host.adb.errors import DeviceError, NoDevice
 from hexgraft.host.adb.facts import PhoneFacts, gather
-from hexgraft.host.adb.phone import Phone
+from hexgraft.host.adb.phone import Phone, check_root
 from hexgraft.host.adb.push import megabytes
 from hexgraft.host.adb.server import Listed, Server
 from hexgraft.host.cli.console import print_json, say, stdout
 from hexgraft.host.cli.phone_options import chip, phone_options
 from hexgraft.models.errors import NO_DEVICE
+
+_OLD = "Android older than 7"
+
+
+class _Seen(NamedTuple):
+    """A phone, and its facts or the reason why there are none: in a word for the table, and in full."""
+
+    entry: Listed
+    facts: PhoneFacts | None
+    word: str = ""
+    problem: str | None = None
 
 
 @click.command()
@@ -27,48 +38,55 @@ def devices(serial: str | None, root: str, as_json: bool) -> int:
 
     Says what to do about those that are not ready, and exits with 4 if none can be used.
     """
+    check_root(root)
     server = Server()
-    listed = [entry for entry in server.devices() if serial in (None, entry.serial)]
-    found = [(entry, _facts(server, entry, root)) for entry in listed]
+    listed = server.devices()
+    found = [_look(server, each, root) for each in (meant(listed, serial) if serial else listed)]
     if as_json:
-        print_json([_as_dict(entry, facts) for entry, facts in found])
-    elif found:
+        print_json([_as_dict(each) for each in found])
+    if not found and isinstance(nothing := pick(listed, serial), NoDevice):
+        raise nothing
+    if not as_json:
         _show(found)
-    if not any(facts for _, facts in found):
-        say("no phone can be used" if found else "adb sees no phone; without one: hexgraft device loopback")
+    for each in found:
+        if each.problem is not None:
+            say(f"{each.entry.serial} {each.problem}")
+    if not any(each.facts for each in found):
+        say("no phone can be used")
         return NO_DEVICE
     return 0
 
 
-def _facts(server: Server, entry: Listed, root: str) -> PhoneFacts | None:
-    if not entry.ready or "shell_v2" not in server.features(entry):
-        return None
+def _look(server: Server, entry: Listed, root: str) -> _Seen:
+    """One phone that goes away, or does not answer, is no reason not to show the others."""
+    state = entry.state.split(";")[0]
+    if not entry.ready:
+        return _Seen(entry, None, state, f"is {state}: {advice(entry.state)}")
     try:
-        return gather(Phone(server, entry, root))
+        if "shell_v2" not in server.features(entry):
+            return _Seen(entry, None, _OLD, f"has an {_OLD}: use a phone with Android 7 or newer")
+        return _Seen(entry, gather(Phone(server, entry, root)))
     except DeviceError as error:
-        say(f"warning: {error.message}")
-        return None
+        hint = f"; {error.hint}" if error.hint else ""
+        return _Seen(entry, None, "does not answer", f"does not answer: {error.message}{hint}")
 
 
-def _as_dict(entry: Listed, facts: PhoneFacts | None) -> dict[str, Any]:
-    known = msgspec.to_builtins(facts) if facts else None
+def _as_dict(seen: _Seen) -> dict[str, Any]:
     return {
-        "serial": entry.serial,
-        "state": entry.state,
-        "model": entry.model,
-        "chip": chip(facts) if facts else None,
-        "facts": known,
+        "serial": seen.entry.serial,
+        "state": seen.entry.state,
+        "model": seen.entry.model,
+        "chip": chip(seen.facts) if seen.facts else None,
+        "facts": msgspec.to_builtins(seen.facts) if seen.facts else None,
+        "problem": seen.problem,
     }
 
 
-def _show(found: list[tuple[Listed, PhoneFacts | None]]) -> None:
+def _show(found: list[_Seen]) -> None:
     table = Table("serial", "model", "chip", "Android", "memory free", "space free", "warmest", box=None)
-    for entry, facts in found:
+    for entry, facts, word, _ in found:
         if facts is None:
-            state = entry.state.split(";")[0]
-            table.add_row(
-                entry.serial, entry.model or "-", state if not entry.ready else "Android older than 7"
-            )
+            table.add_row(entry.serial, entry.model or "-", word)
             continue
         table.add_row(
             entry.serial,
@@ -80,6 +98,3 @@ def _show(found: list[tuple[Listed, PhoneFacts | None]]) -> None:
             f"{facts.hottest.degrees:.0f} °C" if facts.hottest else "-",
         )
     stdout().print(table)
-    for entry, _ in found:
-        if not entry.ready:
-            say(f"{entry.serial} is {entry.state.split(';')[0]}: {advice(entry.state)}")

@@ -46,6 +46,26 @@ def test_lines_of_the_list() -> None:
     assert len(found) == 4
 
 
+def test_serials_with_spaces() -> None:
+    """As wireless debugging has them when a phone announces itself twice, and as a phone without one."""
+    text = (
+        "adb-R5CT-x1 (2)._adb-tls-connect._tcp device product:e3q model:SM_S928B device:e3q transport_id:8\n"
+        "adb-R5CT-x1 (2)._adb-tls-connect._tcp\toffline\n"
+        "(no serial number)     unauthorized usb:1-3 transport_id:2\n"
+        "(no serial number)     no permissions (user in plugdev group); see [http://x.y] usb:1-3\n"
+    )
+    wireless = "adb-R5CT-x1 (2)._adb-tls-connect._tcp"
+    found = parse_devices(text)
+    assert [(each.serial, each.state) for each in found] == [
+        (wireless, "device"),
+        (wireless, "offline"),
+        ("(no serial number)", "unauthorized"),
+        ("(no serial number)", "no permissions (user in plugdev group); see [http://x.y]"),
+    ]
+    assert (found[0].ready, found[0].model, found[0].transport_id) == (True, "SM S928B", 8)
+    assert f"--serial '{wireless}'" in str(refused(pick([found[0], READY], None)).hint)
+
+
 def test_the_only_ready_one_is_taken() -> None:
     assert pick([READY], None) == READY
     assert pick([READY, listed("unauthorized")], None) == READY

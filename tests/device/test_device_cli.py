@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from device_command import Hexgraft, run_words
 from phones import Connect, setting
 
-from hexgraft.host.adb.phone import open_phone
+from hexgraft.host.adb.errors import ConnectionLost
+from hexgraft.host.adb.phone import Phone, open_phone
+from hexgraft.host.adb.server import Listed, Server
 from hexgraft.host.adb.session import close_places
+from hexgraft.host.adb.shell import Completed
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.loopback.adb_server import AdbServer
 from hexgraft.host.loopback.device import LoopbackDevice
@@ -43,7 +48,57 @@ def test_devices_that_are_not_ready(hexgraft: Hexgraft, connect: Connect) -> Non
 def test_no_devices(hexgraft: Hexgraft, connect: Connect) -> None:
     result = hexgraft("devices")
     assert result.code == NO_DEVICE
-    assert "adb sees no phone; without one: hexgraft device loopback" in result.err
+    assert "error: adb sees no phone" in result.err
+    assert "without a phone: hexgraft device loopback" in result.err
+    assert hexgraft("devices", "--json").json == []
+
+
+def test_devices_of_a_serial_that_is_not_there(
+    hexgraft: Hexgraft, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one in the environment that is unplugged: what there is is told."""
+    device = connect()
+    monkeypatch.setenv("ANDROID_SERIAL", "R58M12")
+    result = hexgraft("devices")
+    assert result.code == NO_DEVICE
+    assert "error: there is no phone with the serial R58M12" in result.err
+    assert f"hint: use one of these: --serial {device.serial}" in result.err
+    (listed,) = Server().devices()
+    assert device.serial in hexgraft("devices", "-s", str(listed.transport_id)).out
+    assert hexgraft("devices", "--root", "/sdcard/x").code == USAGE
+
+
+def test_a_phone_that_goes_away_while_it_is_listed(
+    hexgraft: Hexgraft, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone, old, here = connect(), connect(no_shell_v2=True), connect()
+    features, ask = Server.features, Phone.run
+
+    def unplugged(self: Server, listed: Listed) -> set[str]:
+        if listed.serial == gone.serial:
+            raise ConnectionLost("the adb server says: device offline", "run the command again")
+        return features(self, listed)
+
+    monkeypatch.setattr(Server, "features", unplugged)
+    result = hexgraft("devices")
+    assert result.code == 0
+    assert "SM8650" in result.out
+    assert f"{gone.serial} does not answer: the adb server says: device offline" in result.err
+    assert f"{old.serial} has an Android older than 7: use a phone with" in result.err
+    entries = {each["serial"]: each for each in hexgraft("devices", "--json").json}
+    assert entries[here.serial]["problem"] is None
+    assert "does not answer" in entries[gone.serial]["problem"]
+    monkeypatch.setattr(Server, "features", features)
+
+    def silent(self: Phone, *args: Any, **kwargs: Any) -> Completed:
+        raise ConnectionLost("the phone did not answer within 30 s", "check the cable")
+
+    monkeypatch.setattr(Phone, "run", silent)
+    result = hexgraft("devices", "-s", here.serial)
+    assert result.code == NO_DEVICE
+    assert "does not answer" in result.out
+    assert "older than 7" not in result.out
+    monkeypatch.setattr(Phone, "run", ask)
 
 
 def test_push_twice_and_clean(hexgraft: Hexgraft, bundle: Bundle, device: LoopbackDevice) -> None:
