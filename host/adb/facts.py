@@ -12,11 +12,13 @@ from hexgraft.host.adb.phone import Phone
 from hexgraft.host.adb.shell import quote
 
 _MARK = "=== "
-# Whatever is missing on a phone shows as an empty section. The folder may not be there yet, its parents are.
+# The folder may not be there yet, its parents are.
+_SPACE = 'while [ -n "$d" ] && [ ! -d "$d" ]; do d=${d%/*}; done; df -k "${d:-/}"'
+# Whatever is missing on a phone shows as an empty section.
 _SCRIPT = """\
 echo '=== properties'; getprop
 echo '=== memory'; cat /proc/meminfo
-echo '=== space'; d=ROOT; while [ -n "$d" ] && [ ! -d "$d" ]; do d=${d%/*}; done; df -k "${d:-/}"
+echo '=== space'; d=ROOT; SPACE
 echo '=== loader'; ls /system/bin/linker64 2>/dev/null; uname -m
 echo '=== boot'; cat /proc/sys/kernel/random/boot_id
 echo '=== thermal'
@@ -90,8 +92,8 @@ class PhoneFacts(msgspec.Struct, frozen=True):
 
 def gather(phone: Phone) -> PhoneFacts:
     """Ask the phone. Raises ConnectionLost; a fact that cannot be had is left out."""
-    text = phone.run(_SCRIPT.replace("ROOT", quote(phone.root)), "asking for its facts").stdout
-    return parse(phone.serial, text)
+    script = _SCRIPT.replace("SPACE", _SPACE).replace("ROOT", quote(phone.root))
+    return parse(phone.serial, phone.run(script, "asking for its facts").stdout)
 
 
 def parse(serial: str, text: str) -> PhoneFacts:
@@ -132,7 +134,7 @@ def parse(serial: str, text: str) -> PhoneFacts:
 
 def free_space(phone: Phone) -> int | None:
     """Free bytes where our folder lies or will lie, None where the phone does not tell."""
-    command = f"d={quote(phone.root)}; while [ ! -d $d ]; do d=${{d%/*}}; done; df -k ${{d:-/}}"
+    command = f"d={quote(phone.root)}; {_SPACE}"
     return parse_df(phone.run(command, "asking for free space").stdout.splitlines())[1]
 
 

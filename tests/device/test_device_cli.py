@@ -164,6 +164,17 @@ def test_push_to_a_full_phone(hexgraft: Hexgraft, bundle: Bundle, device: Loopba
     assert hexgraft("push", str(bundle.path)).code == 0
 
 
+def test_push_to_a_full_phone_below_a_folder_with_spaces(
+    hexgraft: Hexgraft, bundle: Bundle, device: LoopbackDevice
+) -> None:
+    device.set_space(100_000)
+    for _ in range(2):  # before the folder is there, and after
+        result = hexgraft("push", str(bundle.path), "--root", "/data/local/tmp/my own")
+        assert result.code == FAILED
+        assert "0.1 MB free in /data/local/tmp/my own" in result.err
+        device.sandbox.path("/data/local/tmp/my own").mkdir(exist_ok=True)
+
+
 def test_push_over_a_link_that_breaks(hexgraft: Hexgraft, bundle: Bundle, device: LoopbackDevice) -> None:
     device.faults.drops.extend([5_000_000, 9_000_000])
     result = hexgraft("push", str(bundle.path))
