@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from hexgraft.host.adb.device_runner import DeviceRunner, running
-from hexgraft.host.adb.errors import DeviceError, NoAdb, NoDevice
+from hexgraft.host.adb.errors import ConnectionLost, DeviceError, NoAdb, NoDevice
 from hexgraft.host.adb.facts import PhoneFacts, gather
 from hexgraft.host.adb.phone import Phone, open_phone
 from hexgraft.host.adb.push import megabytes
@@ -64,13 +64,16 @@ def check_adb() -> Findings:
 
 
 def check_phone(serial: str | None, root: str, chip: Callable[[PhoneFacts], str | None]) -> Findings:
-    """Everything about a phone. `chip` names the Hexagon NPU of a phone's chip, None if it is not known."""
+    """Everything about a phone. `chip` names the Hexagon NPU of a phone's chip, None if it is not known.
+    Raises NoDevice, and ConnectionLost where the phone goes away meanwhile."""
     try:
         phone = open_phone(serial, root)
         facts = gather(phone)
     except NoDevice as error:
         said = "\n  ".join((error.message, *error.details))
         yield Finding("phone", FAILED, said, error.hint or "")
+        raise
+    except ConnectionLost:
         raise
     except DeviceError as error:
         yield Finding("phone", FAILED, error.message, error.hint or "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import socket
 import subprocess
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hexgraft.host.adb.errors import ConnectionLost, NoAdb
+from hexgraft.models.errors import UsageError
 
 INSTALL_HINT = 'install what phones need: pip install "hexgraft[device]"'
 _CONTROL_TIMEOUT = 20.0
@@ -44,6 +46,9 @@ class Server:
         except ImportError as error:
             raise NoAdb("adbutils is not installed", INSTALL_HINT) from error
         self._adbutils: Any = adbutils
+        port = os.environ.get("ANDROID_ADB_SERVER_PORT")
+        if port is not None and not (port.isdecimal() and 0 < int(port) < 1 << 16):
+            raise UsageError(f"ANDROID_ADB_SERVER_PORT is {port!r}, no port", "unset it, or make it 5037")
         try:
             self.adb = str(adbutils.adb_path())
         except adbutils.AdbError as error:

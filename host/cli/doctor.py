@@ -11,13 +11,12 @@ import click
 import msgspec
 
 from hexgraft.host.adb.checkup import FAILED, OK, UNKNOWN, WARNING, Finding, check_adb, check_phone
-from hexgraft.host.adb.errors import NoDevice
-from hexgraft.host.adb.phone import ROOT
+from hexgraft.host.adb.errors import ConnectionLost, NoDevice
 from hexgraft.host.cli.console import print_json, visible
-from hexgraft.host.cli.phone_options import chip, phone_options
+from hexgraft.host.cli.phone_options import chip, phone_options, refuse_unused
 from hexgraft.host.runner.local import find_runner
+from hexgraft.models.errors import CONNECTION_LOST, NO_DEVICE, HexgraftError
 from hexgraft.models.errors import FAILED as EXIT_FAILED
-from hexgraft.models.errors import NO_DEVICE, HexgraftError
 
 _COLOURS = {OK: "green", WARNING: "yellow", FAILED: "red", UNKNOWN: "blue"}
 _EXTRAS = {"onnxruntime_qnn": ("htp", "the Hexagon emulator"), "adbutils": ("device", "phones over adb")}
@@ -36,17 +35,25 @@ _EXTRAS = {"onnxruntime_qnn": ("htp", "the Hexagon emulator"), "adbutils": ("dev
 def doctor(serial: str | None, root: str, backend: str, as_json: bool) -> int:
     """Check this machine, and with --backend device a phone: adb, chip, NPU access, space, runner.
 
-    Exits with 1 if something failed, 4 if no phone can be used.
+    Exits with 1 if something failed, 3 if the phone went away meanwhile, 4 if none can be used.
     """
+    refuse_unused(backend)
     found: list[Finding] = []
     code = 0
+
+    def take(finding: Finding) -> None:
+        found.append(finding)
+        if not as_json:
+            _show(finding)
+
     try:
-        for finding in _checks(serial, root or ROOT, backend):
-            found.append(finding)
-            if not as_json:
-                _show(finding)
+        for finding in _checks(serial, root, backend):
+            take(finding)
     except NoDevice:
         code = NO_DEVICE
+    except ConnectionLost as error:
+        take(Finding("phone", FAILED, error.message, error.hint or ""))
+        code = CONNECTION_LOST
     if as_json:
         print_json([msgspec.to_builtins(finding) for finding in found])
     return code or (EXIT_FAILED if any(finding.state == FAILED for finding in found) else 0)

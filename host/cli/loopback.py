@@ -30,11 +30,13 @@ _PROGRAM = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.option("--phone", type=click.Choice(list(PHONES)), default="s24-ultra", show_default=True)
-@click.option("--port", default=0, help="Port to listen on. Default: a free one.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=0, help="Port to listen on. Default: a free one."
+)
 @click.option("--folder", type=click.Path(path_type=Path), help="Keep the phone's files here.")
 @click.option("--shell", default="/bin/sh", show_default=True, help="Its shell; mksh is Android's.")
 @click.option("--toybox", type=_PROGRAM, help="Its commands: Android's multi-call binary.")
-@click.option("--space", type=int, help="Size of its data partition in MB.")
+@click.option("--space", type=click.IntRange(min=1), help="Size of its data partition in MB.")
 @click.option("--rate", type=Finite(min=0, min_open=True), help="Speed of the link in MB/s.")
 @click.option("--drop", type=Finite(min=0), multiple=True, help="Cut the link after so many MB; repeatable.")
 @click.option("--refuse", is_flag=True, help="Never accept the host's key.")

@@ -15,6 +15,7 @@ from hexgraft.host.loopback.sandbox import Sandbox
 from hexgraft.host.loopback.shell_service import ShellService
 from hexgraft.host.loopback.sync_service import SyncService
 from hexgraft.host.loopback.transport import Greeting, LinkClosed, Stream, Transport
+from hexgraft.models.errors import UsageError
 
 _FEATURES = ("cmd", "stat_v2", "ls_v2", "sendrecv_v2")
 # adb takes listeners on these for Android emulators and connects to them uninvited.
@@ -41,12 +42,12 @@ class LoopbackDevice:
         self.model = model or PhoneModel()
         self.faults = faults or Faults()
         self.link = Link(self.faults)
+        self._listener = _listen(port)
         self._own = folder is None
         self._folder = folder or Path(tempfile.mkdtemp(prefix="hexgraft-phone-"))
         self.sandbox = Sandbox(self._folder, self.model, shell, toybox)
         self._transports: set[Transport] = set()
         self._closing = False
-        self._listener = _listen(port)
         self.port: int = self._listener.getsockname()[1]
         self.serial = f"127.0.0.1:{self.port}"
         self._accept()
@@ -147,7 +148,11 @@ def _listen(port: int) -> socket.socket:
     while True:
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", port))
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError as error:
+            listener.close()
+            raise UsageError(f"port {port} cannot be had: {error.strerror}", "use another one") from error
         if port or listener.getsockname()[1] not in _EMULATOR_PORTS:
             listener.listen(16)
             return listener

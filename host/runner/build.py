@@ -21,6 +21,9 @@ PRESETS = {
 }
 """CMake presets, and the target whose SDK each is built against."""
 
+TESTED = ("linux-x86_64", "linux-aarch64", "asan")
+"""Presets that have the ctest programs: those whose programs run on the machine that builds them."""
+
 
 class BuildError(HexgraftError):
     """A build that failed; the message carries the compiler's first complaint."""
@@ -32,6 +35,8 @@ def build_runner(
     """Configure and build a preset; returns the runner. With `tests` the ctest programs are built too."""
     if preset not in PRESETS:
         raise UsageError(f"unknown preset {preset!r}", f"one of: {', '.join(PRESETS)}")
+    if tests and preset not in TESTED:
+        raise UsageError(f"the preset {preset} has no tests", f"leave --tests out, or use {TESTED[0]}")
     source = source_folder()
     for tool in ("cmake", "ninja"):
         if shutil.which(tool) is None:
@@ -45,7 +50,6 @@ def build_runner(
     include = find_headers(preset, sdk)
     folder = source.parent / "build" / "device" / preset
     version = importlib.metadata.version("hexgraft")
-    tests = tests and preset not in ("android-arm64", "fuzz")
     _run(
         [
             *("cmake", "--preset", preset),

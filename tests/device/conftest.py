@@ -13,7 +13,7 @@ from phones import android, connect, device, one_server, phone, server  # noqa: 
 
 from hexgraft.export.writer import ExportOptions
 from hexgraft.host.bundle import Bundle
-from hexgraft.host.runner.build import build_runner
+from hexgraft.host.runner.build import TESTED, build_runner
 from hexgraft.host.runner.local import RUNNER, LocalRunner
 from hexgraft.models.errors import UsageError
 
@@ -26,7 +26,7 @@ def built(preset: str, *tools: str) -> Path:
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not installed")
     try:
-        return build_runner(preset, tests=True).parent
+        return build_runner(preset, tests=preset in TESTED).parent
     except UsageError as error:
         pytest.skip(f"{error.message}: {error.hint}")
 

@@ -18,7 +18,7 @@ from hexgraft.host.bundle import Bundle
 from hexgraft.host.loopback.adb_server import AdbServer
 from hexgraft.host.loopback.device import LoopbackDevice
 from hexgraft.host.loopback.phone import PHONES
-from hexgraft.models.errors import FAILED, NO_DEVICE
+from hexgraft.models.errors import CONNECTION_LOST, FAILED, NO_DEVICE, USAGE
 
 
 @pytest.fixture
@@ -144,3 +144,34 @@ def test_doctor_without_a_phone(
     assert result.code == FAILED
     assert "failed   adb: adbutils is not installed" in result.out
     assert 'fix: install what phones need: pip install "hexgraft[device]"' in result.out
+
+
+def test_doctor_of_a_phone_that_goes_away(hexgraft: Hexgraft, device: LoopbackDevice) -> None:
+    """What was found before stands, in JSON too."""
+    device.link.cut_after(1_000)
+    result = hexgraft("doctor", "--backend", "device", "--json")
+    assert result.code == CONNECTION_LOST
+    found = result.json
+    assert found[-1]["what"] == "phone"
+    assert found[-1]["state"] == "failed"
+    assert "connection to" in found[-1]["said"]
+    assert found[-1]["fix"]
+    assert "adb server" in {each["what"] for each in found}
+
+
+@pytest.mark.parametrize("option", ["--serial", "--root"])
+def test_doctor_has_no_use_for_a_phone_without_one(hexgraft: Hexgraft, option: str) -> None:
+    result = hexgraft("doctor", option, "/data/x")
+    assert result.code == USAGE
+    assert f"--backend cpu has no use for {option}" in result.err
+
+
+@pytest.mark.parametrize("port", ["", "abc", "99999", "-1"])
+def test_a_port_of_the_server_that_is_none(
+    hexgraft: Hexgraft, monkeypatch: pytest.MonkeyPatch, port: str
+) -> None:
+    monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", port)
+    result = hexgraft("devices")
+    assert result.code == USAGE
+    assert f"error: ANDROID_ADB_SERVER_PORT is '{port}', no port" in result.err
+    assert "hint: unset it" in result.err

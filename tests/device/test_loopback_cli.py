@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -73,3 +75,23 @@ def test_sigterm_ends_the_command_too(server: AdbServer) -> None:
 def test_loopback_takes_no_nonsense(hexgraft: Hexgraft) -> None:
     assert hexgraft("device", "loopback", "--shell", "/nowhere/sh").code == USAGE
     assert hexgraft("device", "loopback", "--phone", "nokia").code == USAGE
+    assert hexgraft("device", "loopback", "--port", "99999").code == USAGE
+    assert hexgraft("device", "loopback", "--space", "-5").code == USAGE
+
+
+def test_loopback_at_a_port_that_is_taken(hexgraft: Hexgraft) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        before = set(Path(tempfile.gettempdir()).glob("hexgraft-phone-*"))
+        result = hexgraft("device", "loopback", "--port", str(port))
+        assert set(Path(tempfile.gettempdir()).glob("hexgraft-phone-*")) <= before
+    assert result.code == USAGE
+    assert f"error: port {port} cannot be had: Address already in use" in result.err
+
+
+def test_tests_where_there_are_none(hexgraft: Hexgraft) -> None:
+    result = hexgraft("device", "build", "--preset", "android-arm64", "--tests")
+    assert result.code == USAGE
+    assert "the preset android-arm64 has no tests" in result.err
