@@ -158,17 +158,21 @@ class Pusher:
         return self.store.hashes(folder, [name]).get(name) == folder.pieces[name].sha256
 
     def _push_file(self, folder: Folder, name: str, start: int) -> None:
-        """Push one file from `start` on under its `.part` name, check it on the phone, give it its name."""
+        """Push one file from `start` on under its `.part` name, check it on the phone, give it its name.
+        BundleError where it was altered here."""
         piece, part = folder.pieces[name], name + ".part"
         for attempt in (1, 2):
             if self._send(folder, name, start) == piece.sha256:
                 break
             self._remove(folder, part)
+            if _prefix_hash(piece, piece.size) != piece.sha256:  # no cable is to blame
+                raise BundleError(
+                    f"{piece.source} is not the file it was made as: its sha256 differs", "export it again"
+                )
             start = 0
             if attempt == 2:
                 raise TransferFailed(
-                    f"{name} arrived altered on {self.phone.name} twice",
-                    "try another cable or port; if the file changed here meanwhile, export again",
+                    f"{name} arrived altered on {self.phone.name} twice", "try another cable or port"
                 )
         paths = [quote(self.store.path(folder, each)) for each in (part, name)]
         self.phone.run(

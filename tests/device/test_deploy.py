@@ -197,13 +197,27 @@ def test_a_byte_flipped_on_the_way_is_sent_again(
     assert on_phone(device, phone, folder) == ours(folder)
 
 
+def test_a_link_that_alters_a_file_every_time(phone: Phone, device: LoopbackDevice, folder: Folder) -> None:
+    def spoil(name: str, done: int, total: int) -> None:
+        if done == 0:
+            device.faults.corrupt = 3_000_000
+
+    with pytest.raises(TransferFailed, match=r"weights\.bin arrived altered .* twice") as raised:
+        Pusher(phone, spoil).push(folder)
+    assert raised.value.hint == "try another cable or port"
+    assert "weights.bin" not in Store(phone).sizes(folder)
+
+
 def test_a_file_that_is_not_what_the_manifest_says(phone: Phone, folder: Folder) -> None:
-    """Altered here after its sha256 was taken: the phone finds out, nothing stands under the final name."""
+    """Altered here after its sha256 was taken: the phone finds out, nothing stands under the final name. It
+    is sent once, and no cable is blamed."""
     source = folder.pieces["weights.bin"].source
     source.write_bytes(b"y" + source.read_bytes()[1:])
-    with pytest.raises(TransferFailed, match=r"weights\.bin arrived altered .* twice") as raised:
-        Pusher(phone).push(folder)
+    pusher = Pusher(phone)
+    with pytest.raises(BundleError, match=r"weights\.bin is not the file it was made as") as raised:
+        pusher.push(folder)
     assert raised.value.exit_code == FAILED
+    assert pusher.pushed.sent == SIZE
     assert "weights.bin" not in Store(phone).sizes(folder)
     assert not Store(phone).is_whole(folder)
 
