@@ -10,6 +10,7 @@ from hexgraft.host.adb.choice import choose, complain
 from hexgraft.host.adb.errors import ConnectionLost, NoDevice
 from hexgraft.host.adb.server import Listed, Server, ServiceRefused
 from hexgraft.host.adb.shell import LOST_HINT, Completed, ShellStream, service
+from hexgraft.host.runner.wire import is_utf8
 from hexgraft.models.errors import UsageError
 
 ROOT = "/data/local/tmp/hexgraft"
@@ -117,6 +118,8 @@ def await_phone(serial: str | None = None, root: str = ROOT, *, seconds: float) 
 def check_root(root: str) -> str:
     """A folder on the phone that may be ours: absolute, plain, and two levels deep at least."""
     parts = root.strip("/").split("/")
+    if not is_utf8(root):
+        raise UsageError(f"--root {root} is not in UTF-8, as adb wants it", f"example: --root {ROOT}")
     if not root.startswith("/") or len(parts) < 2 or {"", ".", ".."} & set(parts) or "\n" in root:
         raise UsageError(
             f"--root {root!r} is not a folder of its own on the phone", f"example: --root {ROOT}"

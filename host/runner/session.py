@@ -14,7 +14,7 @@ from hexgraft.host.layout import last_widths
 from hexgraft.host.runner.connection import Operation, OperationFailed, RunnerConnection, as_error
 from hexgraft.host.runner.local import LocalRunner
 from hexgraft.host.runner.rows import Passed, RunnerRows, Want, convert, floats
-from hexgraft.host.runner.wire import BULK_LIMIT, RunnerLost, WireError
+from hexgraft.host.runner.wire import BULK_LIMIT, RunnerLost, WireError, is_utf8
 from hexgraft.host.session import (
     Bools,
     CacheRows,
@@ -285,7 +285,13 @@ def open_local_session(
     precision: str | None = None,
     binary: Path | None = None,
 ) -> RunnerSession:
-    """Start this machine's runner and load one model in it; closing the session ends the runner."""
+    """Start this machine's runner and load one model in it; closing the session ends the runner. UsageError
+    for a bundle whose path the protocol cannot say."""
+    place = str(bundle.path.resolve())
+    if not is_utf8(place):
+        raise UsageError(
+            f"the runner takes paths in UTF-8 alone, {place} is not", "rename it, or use --backend cpu"
+        )
     runner = LocalRunner(binary)
     try:
         if provider not in runner.connection.hello.providers and runner.connection.hello.error is None:
@@ -295,7 +301,7 @@ def open_local_session(
             )
         return RunnerSession(
             runner.connection,
-            str(bundle.path.resolve()),
+            place,
             role,
             provider=provider,
             widths=widths,

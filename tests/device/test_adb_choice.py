@@ -239,7 +239,8 @@ def test_offline_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "root", ["", "/", "tmp/x", "/data", "/data/../etc", "/sdcard/x", "/storage/x/y", "//", "/a//b"]
+    "root",
+    ["", "/", "tmp/x", "/data", "/data/../etc", "/sdcard/x", "/storage/x/y", "//", "/a//b", "/a/\udcff"],
 )
 def test_roots_that_are_refused(root: str) -> None:
     with pytest.raises(UsageError, match="--root"):

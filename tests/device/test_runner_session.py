@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from numpy.typing import NDArray
 from pair import make_pair
 
 from hexgraft.export.writer import ExportOptions, write_manifest
-from hexgraft.host.bundle import Bundle
+from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.cpu_session import CpuSession
 from hexgraft.host.logits import NotFinite
 from hexgraft.host.manifest import JOINED_LAYOUT, KV_LAYOUT
@@ -283,6 +285,16 @@ def test_missing_runtime_is_told_at_load(bundle: Bundle, binary: Path, tmp_path:
 def test_unknown_provider_is_a_usage_error(bundle: Bundle, binary: Path) -> None:
     with pytest.raises(UsageError, match="no provider"):
         open_local_session(bundle, provider="gpu", binary=binary)
+
+
+def test_a_bundle_at_a_path_that_is_no_utf_8(bundle: Bundle, binary: Path, tmp_path: Path) -> None:
+    place = tmp_path / os.fsdecode(b"odd-\xff")
+    place.symlink_to(bundle.path)
+    open_local_session(open_bundle(place), binary=binary).close()
+    place.unlink()
+    shutil.copytree(bundle.path, place)
+    with pytest.raises(UsageError, match="takes paths in UTF-8 alone"):
+        open_local_session(open_bundle(place), binary=binary)
 
 
 def test_not_finite_logits(bundle: Bundle, runner: LocalRunner) -> None:
