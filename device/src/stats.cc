@@ -1,17 +1,35 @@
 #include "stats.h"
 
+#include <dirent.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <fstream>
 #include <sstream>
+#include <vector>
 
 namespace hexgraft {
 namespace {
 
 using Json = nlohmann::json;
 
-constexpr int kMostZones = 256;
+// The numbers of a folder's entries that are `name` and a number, ascending. There may be gaps.
+std::vector<int> numbered(const std::string& folder, const std::string& name) {
+  std::vector<int> numbers;
+  DIR* entries = opendir(folder.c_str());
+  if (entries == nullptr) return numbers;
+  while (const dirent* entry = readdir(entries)) {
+    const std::string text = entry->d_name;
+    const std::string digits = text.compare(0, name.size(), name) == 0 ? text.substr(name.size()) : "";
+    const bool plain = digits.find_first_not_of("0123456789") == std::string::npos;
+    if (plain && !digits.empty() && digits.size() <= 4) numbers.push_back(std::stoi(digits));
+  }
+  closedir(entries);
+  std::sort(numbers.begin(), numbers.end());
+  return numbers;
+}
 
 // The number of lines that begin with `name` in a file of "Name:  123 kB" lines, in bytes, added up.
 void read_kilobytes(const std::string& path, const std::string& name, const char* as, Json& into) {
@@ -53,27 +71,26 @@ Json memory_stats() {
 
 Json thermal_stats(const std::string& root) {
   Json zones = Json::object();
-  for (int i = 0; i < kMostZones; ++i) {
-    const std::string zone = root + "/class/thermal/thermal_zone" + std::to_string(i);
-    std::ifstream type(zone + "/type"), temperature(zone + "/temp");
+  const std::string folder = root + "/class/thermal/thermal_zone";
+  for (const int i : numbered(root + "/class/thermal", "thermal_zone")) {
+    std::ifstream type(folder + std::to_string(i) + "/type"), temperature(folder + std::to_string(i) + "/temp");
     std::string name;
-    double milli = 0;
-    if (!(type >> name)) break;
-    if (!(temperature >> milli)) continue;
-    // Most kernels give thousandths of a degree, some whole degrees.
-    zones[name] = milli > 1000 || milli < -1000 ? milli / 1000 : milli;
+    double raw = 0;
+    if (!(type >> name) || !(temperature >> raw)) continue;
+    // Most kernels give thousandths of a degree, a few tenths or whole degrees.
+    const double size = std::abs(raw);
+    zones[name] = size >= 1000 ? raw / 1000 : size >= 150 ? raw / 10 : raw;
   }
   return zones;
 }
 
 Json frequency_stats(const std::string& root) {
   Json cores = Json::object();
-  for (int i = 0; i < kMostZones; ++i) {
-    const std::string core = root + "/devices/system/cpu/cpu" + std::to_string(i);
-    std::ifstream file(core + "/cpufreq/scaling_cur_freq");
+  const std::string folder = root + "/devices/system/cpu";
+  for (const int i : numbered(folder, "cpu")) {
+    std::ifstream file(folder + "/cpu" + std::to_string(i) + "/cpufreq/scaling_cur_freq");
     std::uint64_t frequency = 0;
-    if (!(file >> frequency)) break;
-    cores[std::to_string(i)] = frequency;
+    if (file >> frequency) cores[std::to_string(i)] = frequency;  // a core that is off has none
   }
   return cores;
 }
