@@ -99,8 +99,9 @@ class DevicePlace:
 
     @property
     def alive(self) -> bool:
-        """Whether the runner runs, as far as is known without asking."""
-        return self._runner is not None and not self._runner.stream.ended
+        """Whether the runner runs and can be asked, as far as is known without asking."""
+        runner = self._runner
+        return runner is not None and not (runner.stream.ended or runner.connection.broken)
 
     @property
     def runner(self) -> DeviceRunner:

@@ -82,6 +82,11 @@ class RunnerConnection:
             )
         return hello
 
+    @property
+    def broken(self) -> bool:
+        """Whether the conversation is over: nothing can be asked any more."""
+        return self._broken
+
     def name(self, role: str) -> str:
         """A name for another model in this runner, not used on this connection before."""
         name, number = role, 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +17,7 @@ from phones import Connect, promised, setting, wait_until
 from tiny import write_tiny_hf
 
 from hexgraft.export.writer import ExportOptions, export_bundle
+from hexgraft.host.adb.device_runner import DeviceRunner
 from hexgraft.host.adb.phone import Phone, open_phone
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cli import recovery
@@ -216,6 +219,31 @@ def test_reconnecting_is_to_the_same_phone(
     assert result.code == 0, result.err
     assert result.json["tokens"] == whole.json["tokens"]
     assert not others[0].sandbox.path("/data/local/tmp/hexgraft").exists()
+
+
+def test_reconnecting_to_a_phone_that_fell_silent(
+    hexgraft: Hexgraft, bundle: Bundle, device: LoopbackDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The link stands and nothing comes over it: the next runner is another one, on another stream."""
+    hexgraft("push", str(bundle.path))
+    words = ["run", str(bundle.path), "-p", "abc", "--raw", "--max-tokens", "60", "--plain", "--json"]
+    whole = hexgraft(*words)
+    write, written = DeviceRunner.write, 0
+
+    def fall_silent(self: DeviceRunner, data: bytes, /) -> int:
+        nonlocal written
+        written += 1
+        if written == 30:
+            self.stream.settimeout(1)
+            os.kill(self.connection.hello.pid, signal.SIGSTOP)
+        return write(self, data)
+
+    monkeypatch.setattr(DeviceRunner, "write", fall_silent)
+    result = hexgraft(*words, "--backend", "device", "-s", device.serial, "--reconnect", "30")
+    assert result.code == 0, result.err
+    assert "has not answered for 600 s; waiting up to 30 s" in result.err
+    assert result.err.count("waiting up to 30 s") == 1
+    assert result.json["tokens"] == whole.json["tokens"]
 
 
 def test_reconnecting_ends_where_it_comes_no_further(
