@@ -23,6 +23,7 @@ OK, WARNING, FAILED, UNKNOWN = "ok", "warning", "failed", "unknown"
 _HOT = 45.0
 _LOW_BATTERY = 20
 _LOW_SPACE = 1 << 30
+_PROBE_SECONDS = 15.0
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -204,6 +205,25 @@ class _Probe(msgspec.Struct):
     error: str | None
 
 
+def _ask_npu(phone: Phone, folder: str) -> _Probe:
+    """What the runner in a folder finds out. The vendor's library may hang, which ends nothing but the
+    asking: `exec` lets the hang-up reach it."""
+    command = (
+        f"LD_LIBRARY_PATH={quote(folder)}:/vendor/lib64:/system/vendor/lib64 "
+        f"exec {quote(f'{folder}/{RUNNER}')} --probe-npu libcdsprpc.so"
+    )
+    try:
+        done = phone.run(command, "asking for its NPU", _PROBE_SECONDS)
+    except ConnectionLost:
+        phone.run("true", "asking for its NPU")  # raises where it is the phone that is gone
+        return _Probe(None, None, f"FastRPC has not answered for {_PROBE_SECONDS:.0f} s")
+    try:
+        return msgspec.json.decode(done.stdout, type=_Probe)
+    except msgspec.DecodeError:
+        said = (done.stderr.strip().splitlines() or [f"exit {done.code}"])[-1]
+        return _Probe(None, None, said)
+
+
 def _unsigned(phone: Phone, release: Release | None) -> Findings:
     """Whether the compute DSP takes unsigned code, which is all that the shell user's libraries are; and
     whether the skel for its Hexagon version is there. The phone's own FastRPC library is asked."""
@@ -213,17 +233,7 @@ def _unsigned(phone: Phone, release: Release | None) -> Findings:
             what, UNKNOWN, "could not check: the runner that asks is not on the phone", "hexgraft push BUNDLE"
         )
         return
-    folder = f"{phone.root}/{release.folder.name}"
-    done = phone.run(
-        f"LD_LIBRARY_PATH={quote(folder)}:/vendor/lib64:/system/vendor/lib64 "
-        f"{quote(f'{folder}/{RUNNER}')} --probe-npu libcdsprpc.so",
-        "asking for its NPU",
-    )
-    try:
-        probe = msgspec.json.decode(done.stdout, type=_Probe)
-    except msgspec.DecodeError:
-        said = (done.stderr.strip().splitlines() or [f"exit {done.code}"])[-1]
-        probe = _Probe(None, None, said)
+    probe = _ask_npu(phone, f"{phone.root}/{release.folder.name}")
     if probe.unsigned_pd is None:
         yield Finding(what, UNKNOWN, f"could not check: {probe.error}", "a run with --provider htp will tell")
     elif probe.unsigned_pd:

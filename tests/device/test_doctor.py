@@ -66,6 +66,7 @@ def test_doctor_finds_what_is_wrong(hexgraft: Hexgraft, connect: Connect) -> Non
 
 FASTRPC = """
 #include <stdint.h>
+#include <unistd.h>
 struct capability { uint32_t domain, attribute, value; };
 int remote_handle_control(uint32_t request, void* data, uint32_t size) {
   struct capability* asked = data;
@@ -77,7 +78,7 @@ int remote_handle_control(uint32_t request, void* data, uint32_t size) {
 """
 
 
-def put_fastrpc(device: LoopbackDevice, folder: Path, *, allowed: int = 1, code: int = 0) -> None:
+def put_fastrpc(device: LoopbackDevice, folder: Path, *, allowed: int = 1, code: int | str = 0) -> None:
     """A library of the phone's maker that answers as FastRPC does."""
     source = folder / "fastrpc.c"
     source.write_text(FASTRPC.replace("ALLOWED", str(allowed)).replace("CODE", str(code)))
@@ -108,6 +109,25 @@ def test_doctor_asks_for_unsigned_code(
     assert found()["unsigned PD"] == ("warning", "the phone's NPU takes signed code only")
     put_fastrpc(device, tmp_path, code=20)
     assert found()["unsigned PD"] == ("unknown", "could not check: FastRPC answers with error 20")
+
+
+def test_doctor_of_a_phone_whose_fastrpc_hangs(
+    hexgraft: Hexgraft,
+    bundle: Bundle,
+    device: LoopbackDevice,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is not taken for a lost link, and nothing stays behind on the phone."""
+    monkeypatch.setattr(checkup, "_PROBE_SECONDS", 2.0)
+    hexgraft("push", str(bundle.path))
+    put_fastrpc(device, tmp_path, code="sleep(100)")
+    result = hexgraft("doctor", "--backend", "device", "--json")
+    assert result.code == 0
+    found = {each["what"]: each for each in result.json}
+    assert found["unsigned PD"]["state"] == "unknown"
+    assert found["unsigned PD"]["said"] == "could not check: FastRPC has not answered for 2 s"
+    assert wait_until(lambda: device.sandbox.processes() == [], promised())
 
 
 def test_doctor_looks_for_the_skel(binary: Path, tmp_path: Path) -> None:
