@@ -33,6 +33,7 @@ double Record::now() const {
 
 void Record::write(const char* event, Json fields) {
   if (fd_ < 0) return;
+  const std::lock_guard<std::mutex> lock(writing_);
   const double t = now();
   fields["event"] = event;
   fields["t"] = t;

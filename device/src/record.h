@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -17,7 +18,8 @@ class Record {
 
   bool open() const { return fd_ >= 0; }
   // One line, at once in the kernel's hands: a killed runner loses none. `t` is added, the seconds since the start.
-  // Every ten seconds the device's temperatures, clocks and free memory go along.
+  // Every ten seconds the device's temperatures, clocks and free memory go along. From any thread: the runtime logs
+  // from its own.
   void write(const char* event, nlohmann::json fields);
   // The last line of a process that is about to end; a signal handler may call it.
   static void end_now(const char* how);
@@ -27,6 +29,7 @@ class Record {
   double now() const;
 
   int fd_ = -1;
+  std::mutex writing_;  // of what follows
   std::int64_t left_;
   std::chrono::steady_clock::time_point start_;
   double state_ = 0;

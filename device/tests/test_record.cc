@@ -3,6 +3,7 @@
 
 #include <fstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "check.h"
@@ -43,6 +44,20 @@ int main() {
   for (int i = 0; i < 50; ++i) small.write("pass", {{"count", i}});
   const std::vector<Json> found = lines(name);
   CHECK(found.size() < 10 && found.back()["event"] == "full");
+  ::unlink(name);
+  {
+    Record shared(name, 20000);
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; ++t) {
+      threads.emplace_back([&] {
+        for (int i = 0; i < 200; ++i) shared.write("log", {{"line", "of a thread of the runtime"}});
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    int full = 0;
+    for (const Json& line : lines(name)) full += line["event"] == "full" ? 1 : 0;
+    CHECK(full == 1);
+  }
   ::unlink(name);
   Record none("");
   CHECK(!none.open());
