@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -88,16 +89,17 @@ class AdbServer:
         shutil.rmtree(self._home, ignore_errors=True)
 
     def _quietly(self, *words: str) -> None:
-        """An adb command whose failure is no matter."""
-        subprocess.run(
-            [self.adb, *words],
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=_TIMEOUT,
-            check=False,
-        )
+        """An adb command whose failure is no matter, one that hangs included."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(
+                [self.adb, *words],
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=_TIMEOUT,
+                check=False,
+            )
 
 
 def _answers(port: int) -> bool:

@@ -210,6 +210,19 @@ def test_everything_is_killed_after_so_many_bytes(adb: Adb, device: LoopbackDevi
     assert device.sandbox.path(f"{TMP}/x").stat().st_size < 500_000
 
 
+def test_an_adb_that_hangs_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one does that another version's server keeps from ending its own."""
+    adb = tmp_path / "adb"
+    adb.write_text('#!/bin/sh\n[ "$1" = start-server ] || exec sleep 60\n')
+    adb.chmod(0o755)
+    monkeypatch.setattr("hexgraft.host.loopback.adb_server._TIMEOUT", 0.5)
+    with AdbServer(str(adb)) as server:
+        server.connect(["127.0.0.1:1"])
+        home = Path(server.variables["HOME"])
+        assert home.is_dir()
+    assert not home.exists()
+
+
 def test_a_failing_adb_command_raises(server: AdbServer) -> None:
     with pytest.raises(HexgraftError, match=r"adb nonsense failed: adb: unknown command nonsense$"):
         server.run("nonsense")
