@@ -35,6 +35,7 @@ _QAIRT_FOLDERS["android-arm64"] = "aarch64-android"
 _QNN_LIBRARY = re.compile(
     r"lib(onnxruntime_providers_qnn|QnnSystem|QnnHtp|QnnHtpPrepare|HtpPrepare|QnnHtpV\d+(Stub|Skel))\.so"
 )
+_WHOLE = "give a whole AAR or wheel"
 _LICENCE = re.compile(r"(.*_)?(LICENSE|NOTICE|ThirdPartyNotices)(\.txt|\.pdf|\.md)?", re.IGNORECASE)
 
 
@@ -256,11 +257,16 @@ class _Gatherer:
 
 @contextmanager
 def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
+    """An archive to read from. What goes wrong where its content is written, as on a full disk, passes."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            yield archive
+        archive = zipfile.ZipFile(path)
     except (OSError, zipfile.BadZipFile) as error:
-        raise SdkError(f"{path} cannot be read: {error}", "give a whole AAR or wheel") from error
+        raise SdkError(f"{path} cannot be read: {error}", _WHOLE) from error
+    try:
+        with archive:
+            yield archive
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise SdkError(f"{path} is damaged: {error}", _WHOLE) from error
 
 
 def _unpack_npm(archive: Path, folder: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import random
 import tarfile
 import zipfile
 from pathlib import Path
@@ -99,6 +101,31 @@ def test_failure_leaves_what_was_there(aar: Path, tmp_path: Path) -> None:
         gather("linux-x86_64", Sources(aars=(aar,)), folder)
     assert (folder / "include" / "onnxruntime_cxx_api.h").read_bytes() == HEADER
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["sdk"]
+
+
+@pytest.mark.parametrize("damage", [b"\xff" * 40, b"\x00" * 40])
+def test_an_archive_damaged_inside(tmp_path: Path, damage: bytes) -> None:
+    aar = tmp_path / "onnxruntime.aar"
+    with zipfile.ZipFile(aar, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("headers/onnxruntime_cxx_api.h", HEADER * 100)
+        archive.writestr("jni/arm64-v8a/libonnxruntime.so", random.Random(1).randbytes(200) * 20)
+    whole = aar.read_bytes()
+    at = whole.index(b"libonnxruntime.so") + len("libonnxruntime.so") + 8
+    aar.write_bytes(whole[:at] + damage + whole[at + len(damage) :])
+    with pytest.raises(SdkError, match=r"onnxruntime\.aar is damaged") as raised:
+        gather("android-arm64", Sources(aars=(aar,)), tmp_path / "sdk")
+    assert raised.value.hint == "give a whole AAR or wheel"
+
+
+def test_a_full_disk_is_not_the_archive_s_fault(
+    aar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "sdk"))
+
+    monkeypatch.setattr("hexgraft.host.runner.sdk.shutil.copyfileobj", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        gather("linux-x86_64", Sources(aars=(aar,)), tmp_path / "sdk")
 
 
 def test_wheels_give_linux_libraries_and_licences(aar: Path, tmp_path: Path) -> None:
