@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from benchmarks.figure import Figure
-from benchmarks.peers.contest import HALF, OURS, Result, precisions, run
+from benchmarks.peers.contest import FUSED_NAME, HALF, OURS, Result, precisions, run
 from benchmarks.smollm2 import smollm2_bundle, smollm2_checkpoint
 from hexgraft.host.lab.prompts import CATEGORIES, LAB_PROMPTS
 from hexgraft.host.text import TextCodec
@@ -25,18 +25,26 @@ def figures() -> Iterator[Figure]:
     for precision, contenders in contests.items():
         results = list(run(contenders, prompts))
         print(table(precision, results), file=sys.stderr, flush=True)
-        ours = [result for result in results if result.contender.startswith(OURS)]
-        peers = [result for result in results if result not in ours]
-        if not ours or not peers:
-            continue
+        peers = [result for result in results if not result.contender.startswith(OURS)]
+        fused = [result for result in results if result.contender.startswith(FUSED_NAME)]
+        ours = [result for result in results if result not in (*peers, *fused)]
         goals = ("", "") if precision == HALF else (">= 0.9", ">= 1.2")
-        plain = [result for result in peers if result.mode == "plain"]
-        if plain:
-            yield _figure(f"{precision}: plain, of the fastest peer", ours[:1], plain, CATEGORIES, goals[0])
-        best = f"{precision}: our best, of the peers' best"
-        yield _figure(best, ours, peers, CATEGORIES, goals[1])
-        for kind in CATEGORIES:
-            yield _figure(best.replace(":", f", {kind}:"), ours, peers, [kind], "")
+        for name, group in ((precision, ours), (f"{precision}, fused", fused)):
+            if group and peers:
+                yield from _standing(name, group, peers, goals)
+
+
+def _standing(
+    name: str, ours: Sequence[Result], peers: Sequence[Result], goals: tuple[str, str]
+) -> Iterator[Figure]:
+    """Where one of our bundles stands among the peers."""
+    plain = [[result for result in group if result.mode == "plain"] for group in (ours, peers)]
+    if all(plain):
+        yield _figure(f"{name}: plain, of the fastest peer", *plain, CATEGORIES, goals[0])
+    best = f"{name}: our best, of the peers' best"
+    yield _figure(best, ours, peers, CATEGORIES, goals[1])
+    for kind in CATEGORIES:
+        yield _figure(best.replace(":", f", {kind}:"), ours, peers, [kind], "")
 
 
 def _figure(

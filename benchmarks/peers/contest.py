@@ -22,6 +22,7 @@ from benchmarks.peers.environments import (
     Missing,
 )
 from benchmarks.peers.worker import Worker
+from hexgraft.models.attention import CHOSEN, FUSED
 from hexgraft.models.user_folders import cache_folder
 
 TOKENS = int(os.environ.get("PEERS_TOKENS", "96"))
@@ -32,10 +33,14 @@ CLASS_SECONDS = 150
 """No further repeat is begun after this long."""
 
 OURS = "hexgraft"
+FUSED_NAME = f"{OURS}, fused, "
+"""With fused attention: in fp32 the same tokens as without; trees at a8 keep to plain decoding's only as far
+as near ties."""
 DRAFTS = {
     "fp32": ("lookup 8", "lookup+levels 6"),
     "w8a8": ("lookup 5", "lookup+levels 2"),
     "w4a8": ("lookup 5", "lookup+levels 2"),
+    "w4h4a8": ("lookup 5", "lookup+levels 2"),
 }
 """Our drafters and the nodes of their trees: lookup as peers have it, and together with the head. The sizes
 are about those that `hexgraft tune` chooses here."""
@@ -86,12 +91,18 @@ def precisions(source: Path) -> dict[str, Precision]:
     def stored(kind: str) -> Path:
         return models.once(folder / f"{kind}.gguf", lambda path: models.gguf_of(source, kind, path))
 
-    def ours(precision: str, kind: str, make_source: Callable[[], Path]) -> Contender:
+    def ours(precision: str, kind: str, make_source: Callable[[], Path], attention: str) -> Contender:
         def make(_: Path) -> Path:
-            return models.bundle(make_source(), precision, folder / f"hexgraft-{precision}-{kind}-head")
+            path = folder / f"hexgraft-{precision}-{kind}-{attention}"
+            return models.bundle(make_source(), precision, attention, path)
 
-        return Contender(
-            f"{OURS} {precision}", HEXGRAFT, "run_hexgraft.py", make, ("plain", *DRAFTS[precision])
+        name = (FUSED_NAME if attention == FUSED else f"{OURS} ") + precision
+        return Contender(name, HEXGRAFT, "run_hexgraft.py", make, ("plain", *DRAFTS[precision]))
+
+    def two(precision: str, kind: str, make_source: Callable[[], Path], fused: str = "") -> Precision:
+        return (
+            ours(precision, kind, make_source, CHOSEN),
+            ours(fused or precision, kind, make_source, FUSED),
         )
 
     def hf(_: Path) -> Path:
@@ -117,13 +128,14 @@ def precisions(source: Path) -> dict[str, Precision]:
         )
 
     transformers = Contender("transformers fp32", TRANSFORMERS, "run_transformers.py", hf)
-    full = ours("fp32", "file", lambda: source)
+    full = two("fp32", "file", lambda: source)
     return {
-        "fp32": (full, genai("fp32"), transformers),
-        HALF: (full, *both("F16")),
-        "8 bits": (ours("w8a8", "Q8_0", lambda: stored("Q8_0")), *both("Q8_0")),
-        "4 bits, the file's": (ours("w4a8", "file", lambda: source), *both(None)),
-        "4 bits, rounded": (ours("w4a8", "rounded", lambda: hf(Path())), genai("int4")),
+        "fp32": (*full, genai("fp32"), transformers),
+        HALF: (*full, *both("F16")),
+        "8 bits": (*two("w8a8", "Q8_0", lambda: stored("Q8_0")), *both("Q8_0")),
+        "4 bits, the file's": (*two("w4a8", "file", lambda: source), *both(None)),
+        # GenAI's output matrix is in 4 bits, too.
+        "4 bits, rounded": (*two("w4a8", "rounded", lambda: hf(Path()), "w4h4a8"), genai("int4")),
     }
 
 

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from hexgraft.export.writer import ExportOptions, export_bundle
-from hexgraft.models.attention import CHOSEN
 from hexgraft.models.checkpoint import Checkpoint, open_checkpoint
 from hexgraft.models.config import ModelConfig, tensor_shapes
 from hexgraft.models.head_checkpoint import open_draft
@@ -50,14 +49,14 @@ def once(path: Path, make: Callable[[Path], None]) -> Path:
     return path
 
 
-def bundle(checkpoint: Path, precision: str, path: Path) -> Path:
+def bundle(checkpoint: Path, precision: str, attention: str, path: Path) -> Path:
     """A bundle of ours with SmolLM2's head at `path`, made anew: one that was kept may have the graphs of an
     earlier revision."""
     if path.exists():
         shutil.rmtree(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = SMOLLM2_HEAD_PRECISION if precision == "fp32" else None
-    options = ExportOptions((1, 8, 16), 1024, precision=precision, draft_precision=draft, attention=CHOSEN)
+    options = ExportOptions((1, 8, 16), 1024, precision=precision, draft_precision=draft, attention=attention)
     target = open_checkpoint(checkpoint)
     head = open_draft(Path(SMOLLM2_HEAD), target)
     export_bundle(target, path, draft=head, options=options, report=lambda step: None)
