@@ -31,7 +31,7 @@ from hexgraft.export.writer import (
 )
 from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.htp.qnn import qairt_version, require_qnn
-from hexgraft.host.manifest import GraphEntry
+from hexgraft.host.manifest import MANIFEST, GraphEntry
 from hexgraft.host.text import TextCodec
 from hexgraft.models.checkpoint import Checkpoint
 from hexgraft.models.decoder import build_decoder
@@ -114,7 +114,12 @@ class _Export:
 
     def run(self, target: Checkpoint, draft: Draft | None) -> None:
         key: Any = [_identity(target), _identity(draft), self.options.context]
-        self.stages.run("float graphs", key, lambda: self._float(target, draft), lambda _: self.path.is_dir())
+        floats = self.stages.run(
+            "float graphs",
+            key,
+            lambda: self._float(target, draft),
+            lambda files: bool(files) and self.path.is_dir(),
+        )
         bundle = open_bundle(self.path)
         entries: dict[str, list[GraphEntry]] = {}
         parity: dict[str, dict[str, float]] = {}
@@ -122,17 +127,16 @@ class _Export:
             entries[role], found = self._model(bundle, role, key)
             parity |= found
         if self.compiler is None or not self.compiler.dry:
-            self._seal(bundle, entries, parity)
+            self._seal(bundle, floats, entries, parity)
 
     def _seal(
-        self, bundle: Bundle, entries: dict[str, list[GraphEntry]], parity: dict[str, dict[str, float]]
+        self,
+        bundle: Bundle,
+        floats: list[str],
+        entries: dict[str, list[GraphEntry]],
+        parity: dict[str, dict[str, float]],
     ) -> None:
-        """Take the working files away, and enter what was built into the manifest."""
-        for leftover in (*self.path.glob("*/*.work*"), *self.path.glob("*/htp/**/.compile-*")):
-            if leftover.is_dir():
-                shutil.rmtree(leftover)
-            else:
-                leftover.unlink()
+        """Enter what was built into the manifest beside the files `floats`, and take all else away."""
         manifest = bundle.manifest
         for role, graphs in entries.items():
             model = bundle.model(role)
@@ -143,12 +147,25 @@ class _Export:
         files = {file for graphs in entries.values() for graph in graphs for file in _files(graph)}
         if self.compiler is not None:
             files |= set(self.compiler.write_records(self.path))
-        manifest.files |= hash_files(self.path, sorted(self.path / file for file in files), self.report)
+        self._sweep({MANIFEST, *floats, *files})
+        built = hash_files(self.path, sorted(self.path / file for file in files), self.report)
+        manifest.files = {file: manifest.files[file] for file in floats} | built
         write_manifest(manifest, self.path)
 
-    def _float(self, target: Checkpoint, draft: Draft | None) -> None:
+    def _sweep(self, kept: set[str]) -> None:
+        """Remove working files, and what runs with other options had compiled before they were ended."""
+        for path in sorted(self.path.rglob("*"), reverse=True):  # what a folder holds before the folder
+            if path.is_dir():
+                if not any(path.iterdir()):
+                    path.rmdir()
+            elif path.relative_to(self.path).as_posix() not in kept:
+                path.unlink()
+
+    def _float(self, target: Checkpoint, draft: Draft | None) -> list[str]:
+        """Write the bundle that NPU graphs are added to; the names of its files."""
         shutil.rmtree(self.path, ignore_errors=True)
         export_bundle(target, self.path, draft=draft, options=self.options, report=self.report)
+        return sorted(open_bundle(self.path).manifest.files)
 
     def _model(
         self, bundle: Bundle, role: str, key: Any

@@ -145,6 +145,41 @@ def test_a_failing_gate_names_the_layer_and_force_records_it(
 
 
 @needs_qnn
+def test_what_another_attempt_compiled_is_not_in_the_bundle(
+    folder: Path, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One attempt ends before its manifest is written, one behind that; the third has its own files alone."""
+    checkpoint, output = folder / "target-checkpoint", tmp_path / "out"
+    arguments = ["--soc", "SM8650", "--calibration", str(short_text(tmp_path)), "--host-widths", "8"]
+
+    def full(*arguments: object) -> None:
+        raise ExportError("no space left", "make some")
+
+    rename = Path.rename
+
+    def stuck(path: Path, to: Path) -> Path:
+        if to == output:
+            full()
+        return rename(path, to)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("hexgraft.export.htp.pipeline.write_manifest", full)
+        error_of(export(checkpoint, output, "--soc", "SM8650", "--host-widths", "8"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", stuck)
+        error_of(export(checkpoint, output, *arguments, "--precision", "w4a16"))
+    assert list((tmp_path / ".out.unfinished" / "bundle").rglob("*.bin"))
+    result = export(checkpoint, output, *arguments, "--precision", "w8a16")
+    assert result.exit_code == 0, result.output
+    done = open_bundle(output)
+    done.verify()
+    names = {file.relative_to(output).as_posix() for file in output.rglob("*") if file.is_file()}
+    assert names == {*done.manifest.files, "bundle.json"}
+    assert not any("fp16" in name or "w4a16" in name for name in names)
+    assert [path for path in output.rglob("*") if path.is_dir() and not any(path.iterdir())] == []
+
+
+@needs_qnn
 def test_the_search_keeps_no_more_than_it_must(folder: Path, bundle: Bundle, tmp_path: Path) -> None:
     """It ends at the first count that reaches the wanted agreement, and one fewer was not enough."""
     arguments = ["--soc", "SM8650", "--precision", "w4a16", "--parity-rows", "0", "--host-widths", "none"]
