@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ from hexgraft.models.checkpoint import Checkpoint
 from hexgraft.models.head_checkpoint import HeadCheckpoint
 
 STATE = "export.state"
+_READ = (".safetensors", ".bin", ".json", ".model", ".jinja")
+_READ_BY_NAME = ("merges.txt", "README.md")
 
 
 class Finished:
@@ -56,11 +60,26 @@ def export_identity(target: Checkpoint, draft: Checkpoint | HeadCheckpoint | Non
     facts: list[Any] = [repr(options)]
     models: list[Checkpoint | HeadCheckpoint] = [target, draft] if draft else [target]
     for checkpoint in models:
-        path = checkpoint.path
-        files = [path] if path.is_file() else sorted(path.glob("*"))
-        facts += [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+        facts += checkpoint_facts(checkpoint.path)
         facts.append(repr(checkpoint.config))
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def checkpoint_facts(path: Path) -> list[list[Any]]:
+    """Path, size and time of the files that a checkpoint is read from, all parts of a split GGUF included.
+
+    Nothing else in its folder counts: the export itself may be there, or what its output is written to.
+    """
+    if path.is_file():
+        split = re.fullmatch(r"(.*)-\d{5}-of-(\d{5}\.gguf)", path.name)
+        files = sorted(path.parent.glob(f"{glob.escape(split[1])}-*-of-{split[2]}")) if split else [path]
+    else:
+        files = [
+            file
+            for file in sorted(path.iterdir())
+            if (file.suffix in _READ or file.name in _READ_BY_NAME) and file.is_file()
+        ]
+    return [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from hexgraft.export.htp.precision import Keep
 from hexgraft.export.htp.ranges import load_ranges, save_ranges
 from hexgraft.export.htp.search import search_keeps
 from hexgraft.export.htp.stages import STATE, Stages, unfinished_folder
+from hexgraft.export.resume import checkpoint_facts
 from hexgraft.export.writer import (
     ExportOptions,
     Report,
@@ -113,7 +114,8 @@ class _Export:
         self.path = folder / "bundle"
 
     def run(self, target: Checkpoint, draft: Draft | None) -> None:
-        key: Any = [_identity(target), _identity(draft), self.options.context]
+        models = [target, draft] if draft else [target]
+        key: Any = [[checkpoint_facts(model.path) for model in models], self.options.context]
         floats = self.stages.run(
             "float graphs",
             key,
@@ -281,11 +283,3 @@ def _files(graph: GraphEntry) -> Iterator[str]:
     yield graph.file
     if graph.htp is not None:
         yield graph.htp.binary
-
-
-def _identity(checkpoint: Draft | None) -> Any:
-    """What tells one checkpoint on disk from another without reading it."""
-    if checkpoint is None:
-        return None
-    files = [checkpoint.path] if checkpoint.path.is_file() else sorted(checkpoint.path.glob("*"))
-    return [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
