@@ -124,7 +124,8 @@ class Desk:
         self.book.save()
 
     def _send(self, wish: Wish, models: Sequence[str], inputs: Mapping[str, NDArray[Any]] | None) -> str:
-        """Submit; after a fault on the way first look whether the job arrived all the same."""
+        """Submit; after a fault on the way first look whether the job arrived all the same. One that failed
+        does not count: it may be an earlier run's, of the same name."""
         for wait in (*self.service.pace.retries, None):
             try:
                 return self.service.submit(wish.kind, models, wish.device, wish.name, wish.options, inputs)
@@ -133,7 +134,7 @@ class Desk:
                     raise
                 time.sleep(wait)
                 found = self.service.find_job(wish.name)
-                if found is not None:
+                if found is not None and self.service.job(found).state != "failed":
                     return found
         raise AssertionError("unreachable")
 

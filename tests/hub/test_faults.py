@@ -295,6 +295,20 @@ def test_what_the_service_has_lost_is_made_again(
     assert kinds(account) == {"compile": 3, "link": 2, "upload": 3}
 
 
+def test_a_failed_job_is_not_taken_for_the_one_that_was_refused(
+    account: HubServer, export: tuple[str, ...]
+) -> None:
+    """It has the same name; the answer to its second submission is a fault on the way."""
+    account.fail_jobs["target_ar8"] = "the device went away"
+    assert hexgraft(*export).exit_code == 1
+    account.fail_jobs.clear()
+    account.faults.append(Fault("POST /api/v1/jobs", 9, 503))
+    done = hexgraft(*export)
+    assert done.exit_code == 0, done.stderr
+    assert account.faults[0].times == 0
+    assert kinds(account) == {"compile": 3, "link": 1, "upload": 2}
+
+
 def test_a_changed_model_is_another_upload(account: HubServer, tmp_path: Path) -> None:
     account.fail_jobs["^hexgraft target sm8650"] = "out of memory"
     for seed in (0, 0, 1):
