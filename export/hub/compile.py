@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,9 @@ _FLOAT16 = "default_graph_htp_precision=FLOAT16"
 
 @dataclass(frozen=True, slots=True)
 class PlannedJob:
-    """A job as --dry-run shows it. `state` is "new", or what an earlier run left: "submitted" or "done";
-    `upload` the bytes to send first, 0 where AI Hub has them."""
+    """A job as --dry-run shows it. `state` is "new", or how an earlier run's stands: "running", "done", or
+    "failed" and "lost", which are submitted again; `upload` the bytes to send first, 0 where AI Hub has
+    them."""
 
     kind: str
     title: str
@@ -37,6 +38,11 @@ class PlannedJob:
     options: str
     state: str
     upload: int
+
+    @property
+    def submitted(self) -> bool:
+        """Whether the export would submit it."""
+        return self.state not in ("running", "done")
 
 
 class HubCompiler:
@@ -91,42 +97,46 @@ class HubCompiler:
 
     def prepare(self, build: Build, jobs: Sequence[Job]) -> None:
         """Submit everything these binaries need before waiting for any of it. A dry run only notes it."""
-        wishes: dict[str, tuple[Wish, Packed]] = {}
-        for job in jobs:
-            for graph in job.graphs:
-                wish, packed = self._compiling(build, job, graph)
-                wishes[wish.key] = wish, packed
         if self.dry or self._desk is None:
-            self._plan(build, jobs, list(wishes.values()))
+            self._plan(build, jobs)
             return
         desk = self._desk
+        # What is linked, or being linked, needs nothing of what it is made of.
+        open_jobs = [job for job in jobs if not desk.stands(self._linking(build, job))]
+        wishes = self._compiled(build, open_jobs)
         for wish, packed in wishes.values():
             desk.submit(wish, partial(self._upload, desk, packed))
         made = desk.wait([wish for wish, _ in wishes.values()])
-        links = [self._linking(build, job) for job in jobs]
-        for link in links:
+        for job in open_jobs:
+            link = self._linking(build, job)
             desk.submit(link, partial(_made_by, made, link))
-        desk.wait(links)
+        desk.wait([self._linking(build, job) for job in jobs])
+
+    def _compiled(self, build: Build, jobs: Sequence[Job]) -> dict[str, tuple[Wish, Packed]]:
+        """The compile jobs of some binaries, each once."""
+        wishes = [self._compiling(build, job, graph) for job in jobs for graph in job.graphs]
+        return {wish.key: (wish, packed) for wish, packed in wishes}
 
     def _upload(self, desk: Desk, packed: Packed) -> list[str]:
         with tempfile.TemporaryDirectory(prefix="hexgraft-hub-") as folder:
             return [desk.upload(packed.digest, packed.name, partial(packed.write, Path(folder)))]
 
-    def _plan(self, build: Build, jobs: Sequence[Job], wishes: Sequence[tuple[Wish, Packed]]) -> None:
-        book = self._desk.book if self._desk else None
-        for wish, packed in wishes:
-            fresh = book is None or (wish.key not in book.jobs and packed.digest not in book.uploads)
-            size = packed.size if fresh and packed.digest not in self._uploads else 0
-            self._uploads.add(packed.digest)
-            self._note(wish, size)
-        for job in jobs:
-            self._note(self._linking(build, job), 0)
+    def _plan(self, build: Build, jobs: Sequence[Job]) -> None:
+        links = [self._planned(self._linking(build, job), None) for job in jobs]
+        unlinked = [job for job, link in zip(jobs, links, strict=True) if link.submitted]
+        for wish, packed in self._compiled(build, unlinked).values():
+            self.planned.append(self._planned(wish, packed))
+        self.planned += links
 
-    def _note(self, wish: Wish, upload: int) -> None:
-        known = self._desk.known(wish) if self._desk else None
-        state = "new" if known is None else "done" if known.model_id else "submitted"
-        name = wish.device.name
-        self.planned.append(PlannedJob(wish.kind, wish.title, name, wish.options, state, upload))
+    def _planned(self, wish: Wish, packed: Packed | None) -> PlannedJob:
+        job_id, found = self._desk.look(wish) if self._desk else ("", None)
+        state = found.state if found is not None else "lost" if job_id else "new"
+        planned = PlannedJob(wish.kind, wish.title, wish.device.name, wish.options, state, 0)
+        held = self._desk.book.uploads if self._desk else {}
+        if packed is None or not planned.submitted or packed.digest in {*held, *self._uploads}:
+            return planned
+        self._uploads.add(packed.digest)
+        return replace(planned, upload=packed.size)
 
     def compile(self, build: Build, job: Job) -> dict[str, str]:
         """Download a linked binary and write the wrappers of its graphs; its QAIRT release."""
@@ -178,11 +188,12 @@ class HubCompiler:
             raise ExportError("there is no AI Hub account to compile with", "leave out --dry-run")
         link = self._linking(build, job)
         wishes = [*(self._compiling(build, job, graph)[0] for graph in job.graphs), link]
+        jobs = self._desk.book.jobs
         record = HubRecord(
             binary=(job.folder / f"{job.name}.bin").as_posix(),
             device=link.device.name,
-            model_id=self._desk.book.jobs[link.key].model_id,
-            jobs=[self._desk.book.jobs[wish.key] for wish in wishes],
+            model_id=jobs[link.key].model_id,
+            jobs=[jobs[wish.key] for wish in wishes if wish.key in jobs],
         )
         self._records.append(record)
 

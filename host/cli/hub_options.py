@@ -133,6 +133,6 @@ def show_jobs(jobs: list[PlannedJob]) -> None:
         upload = f"{job.upload / 1e6:.1f} MB" if job.upload else "-"
         table.add_row(job.kind, job.title, job.device, job.state, upload)
     stdout().print(table)
-    new = [job for job in jobs if job.state == "new"]
+    new = [job for job in jobs if job.submitted]
     total = sum(job.upload for job in jobs)
     say(f"{len(new)} of {len(jobs)} jobs would be submitted, {total / 1e6:.1f} MB uploaded, uncompressed")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,8 @@ class Desk:
     def __init__(self, service: Service, book: JobBook, say: Callable[[str], None]) -> None:
         self.service, self.book, self._say = service, book, say
         self._fresh: set[str] = set()
+        self._gone: set[str] = set()
+        """Jobs of earlier runs that are of no use."""
 
     def upload(self, digest: str, title: str, make: Callable[[], Path]) -> str:
         """The id of the model of this sha256, which `make` packs if AI Hub does not have it yet."""
@@ -95,26 +97,56 @@ class Desk:
         self._say(f"{wish.title}: submitted {wish.kind} job {entry.job_id}, {entry.url}")
         return entry.job_id
 
+    def stands(self, wish: Wish) -> bool:
+        """Whether the job of an earlier run, finished or not, does for a wish; it is taken up then."""
+        return self._take_up(wish) is not None
+
+    def forget(self, wish: Wish) -> None:
+        """Have a job whose results AI Hub has lost submitted again."""
+        entry = self.book.jobs.pop(wish.key)
+        self._fresh.discard(wish.key)
+        self.book.save()
+        self._say(f"{wish.title}: AI Hub has lost what job {entry.job_id} gave, submitting it again")
+
+    def look(self, wish: Wish) -> tuple[str, JobState | None]:
+        """The id of an earlier run's job, "" where none was submitted, and how it stands; None where AI Hub
+        does not know it any more, and "lost" where it does not have what it made."""
+        entry = self.known(wish)
+        job_id = (entry.job_id or self.service.find_job(wish.name) or "") if entry is not None else ""
+        if not job_id:
+            return "", None
+        try:
+            state = self.service.job(job_id)
+        except HubMissing:
+            return job_id, None
+        if state.model_id:
+            try:
+                self.service.facts(state.model_id)
+            except HubMissing:
+                return job_id, replace(state, state="lost")
+        return job_id, state
+
     def _take_up(self, wish: Wish) -> JobEntry | None:
         entry = self.known(wish)
         if entry is None or (entry.job_id and wish.key in self._fresh):
             return entry
-        if not entry.job_id:
-            entry.job_id = self.service.find_job(wish.name) or ""
-        if not entry.job_id:
+        if wish.key in self._gone:
             return None
-        try:
-            state = self.service.job(entry.job_id)
-        except HubMissing:
-            self._say(f"{wish.title}: AI Hub does not know job {entry.job_id} any more")
-            return None
-        if state.state == "failed":
-            self._say(f"{wish.title}: job {entry.job_id} of an earlier run failed, submitting it again")
-            return None
-        words = "is done" if state.state == "done" else "still runs"
-        self._say(f"{wish.title}: {wish.kind} job {entry.job_id} of an earlier run {words}")
-        self._enter(wish, entry, state)
-        return entry
+        job_id, state = self.look(wish)
+        if state is not None and state.state in ("done", "running"):
+            entry.job_id = job_id
+            words = "is done" if state.state == "done" else "still runs"
+            self._say(f"{wish.title}: {wish.kind} job {job_id} of an earlier run {words}")
+            self._enter(wish, entry, state)
+            return entry
+        self._gone.add(wish.key)
+        if state is not None and state.state == "failed":
+            self._say(f"{wish.title}: job {job_id} of an earlier run failed, submitting it again")
+        elif state is not None:
+            self._say(f"{wish.title}: AI Hub has lost what job {job_id} made, submitting it again")
+        elif job_id:
+            self._say(f"{wish.title}: AI Hub does not know job {job_id} any more, submitting it again")
+        return None
 
     def _enter(self, wish: Wish, entry: JobEntry, state: JobState | None = None) -> None:
         state = state or self.service.job(entry.job_id)

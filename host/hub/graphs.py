@@ -102,9 +102,17 @@ def run_graph(
 ) -> Arrays:
     """One inference job: what a graph gives for `inputs`, by output name."""
     wish = graph_wish("inference", device, graph, inputs, "")
-    job_id = desk.submit(wish, partial(models.listed, graph), inputs)
-    desk.wait([wish])
-    found = desk.service.outputs(job_id)
+
+    def work() -> tuple[str, Arrays]:
+        job_id = desk.submit(wish, partial(models.listed, graph), inputs)
+        desk.wait([wish])
+        return job_id, desk.service.outputs(job_id)
+
+    try:
+        job_id, found = work()
+    except HubMissing:  # what a job gave is kept for some weeks, the job for longer
+        desk.forget(wish)
+        job_id, found = work()
     missing = [name for name in graph.outputs if name not in found]
     if missing:
         raise BundleError(

@@ -18,7 +18,16 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hexgraft.host.hub.errors import TOKEN_HINT, HubBusy, HubDown, HubError, HubLogin, redact, translate
+from hexgraft.host.hub.errors import (
+    TOKEN_HINT,
+    HubBusy,
+    HubDown,
+    HubError,
+    HubLogin,
+    HubMissing,
+    redact,
+    translate,
+)
 from hexgraft.models.errors import UsageError
 
 T = TypeVar("T")
@@ -228,7 +237,7 @@ class Service:
             lambda: self._client.get_job(job_id).download_output_data(),
         )
         if not found:
-            raise HubError(f"the inference job {job_id} has no outputs", "run the same command again")
+            raise HubMissing(f"the inference job {job_id} has no outputs", "run the same command again")
         return {name: np.asarray(arrays[0]) for name, arrays in found.items()}
 
     def profile(self, job_id: str) -> dict[str, Any]:

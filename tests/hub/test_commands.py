@@ -159,6 +159,17 @@ def test_run_compares_three_passes_with_the_cpu(bundle: Path, account: HubServer
     assert len(account.of_kind("inference_job")) == 3  # the very same passes are not paid for again
 
 
+def test_passes_whose_outputs_the_service_lost_run_again(bundle: Path, account: HubServer) -> None:
+    """AI Hub deletes data sets after a month, and keeps the jobs."""
+    assert hexgraft("hub", "run", bundle, *PHONE, "--rows", "8").exit_code == 0
+    account.forget = set(list(account.datasets)[-1:])
+    done = hexgraft("hub", "run", bundle, *PHONE, "--rows", "8")
+    assert done.exit_code == 0, done.stderr
+    jobs = account.of_kind("inference_job")
+    assert len(jobs) == 4
+    assert f"AI Hub has lost what job {jobs[2].inference_job_id} gave, submitting it again" in done.stderr
+
+
 def test_wrong_silicon_is_seen(bundle: Path, account: HubServer) -> None:
     """A device that computes nonsense fails the comparison, unless it is forced through."""
     account.workshop.distort = True

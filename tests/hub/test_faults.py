@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from collections.abc import Callable
@@ -295,6 +296,43 @@ def test_what_the_service_has_lost_is_made_again(
     assert kinds(account) == {"compile": 3, "link": 2, "upload": 3}
 
 
+def test_what_jobs_made_and_the_service_lost_is_made_again(
+    account: HubServer, export: tuple[str, ...]
+) -> None:
+    """AI Hub deletes models after some time, and keeps the jobs that made them."""
+    account.fail_jobs["^hexgraft target sm8650"] = "out of memory"
+    assert hexgraft(*export).exit_code == 1
+    account.fail_jobs.clear()
+    job = account.of_kind("compile_job")[0]
+    account.forget = {job.target_model.model_id}
+    account.faults.append(Fault("GET /download", 10_000, 503))
+    done = hexgraft(*export)
+    assert done.exit_code == CONNECTION_LOST
+    said = f"AI Hub has lost what job {job.compile_job_id} made, submitting it again"
+    assert done.stderr.count(said) == 1
+    assert kinds(account) == {"compile": 3, "link": 2, "upload": 2}
+    account.faults.clear()
+    link = account.of_kind("link_job")[1]
+    account.forget = {link.target_model.model_id}
+    done = hexgraft(*export)
+    assert done.exit_code == 0, done.stderr
+    assert f"AI Hub has lost what job {link.link_job_id} made, submitting it again" in done.stderr
+    assert kinds(account) == {"compile": 3, "link": 3, "upload": 2}
+
+
+def test_what_is_linked_needs_no_compile_jobs(account: HubServer, export: tuple[str, ...]) -> None:
+    account.faults.append(Fault("GET /download", 10_000, 503))
+    assert hexgraft(*export).exit_code == CONNECTION_LOST
+    account.faults.clear()
+    account.forget = {job.target_model.model_id for job in account.of_kind("compile_job")}
+    account.forget |= {job.compile_job_id for job in account.of_kind("compile_job")}
+    planned = hexgraft(*export, "--dry-run")
+    assert "0 of 1 jobs would be submitted, 0.0 MB uploaded" in planned.stderr
+    done = hexgraft(*export)
+    assert done.exit_code == 0, done.stderr
+    assert kinds(account) == ONCE
+
+
 def test_a_failed_job_is_not_taken_for_the_one_that_was_refused(
     account: HubServer, export: tuple[str, ...]
 ) -> None:
@@ -307,6 +345,29 @@ def test_a_failed_job_is_not_taken_for_the_one_that_was_refused(
     assert done.exit_code == 0, done.stderr
     assert account.faults[0].times == 0
     assert kinds(account) == {"compile": 3, "link": 1, "upload": 2}
+
+
+def test_a_dry_run_tells_how_earlier_jobs_stand(account: HubServer, export: tuple[str, ...]) -> None:
+    """One is done, one failed and will be submitted again, and one was never sent."""
+
+    def states() -> list[str]:
+        planned = hexgraft(*export, "--dry-run", "--json")
+        assert planned.exit_code == 0, planned.stderr
+        return [job["state"] for job in json.loads(planned.stdout)["jobs"]]
+
+    refused = '{"detail": "Compile quota of 10 jobs a day is used up."}'
+    account.faults.append(Fault("POST /api/v1/jobs/", 10_000, 429, refused))
+    assert hexgraft(*export).exit_code == 1
+    assert states() == ["new", "new", "new"]
+    account.faults.clear()
+    account.fail_jobs["target_ar8"] = "the graph is cursed"
+    assert hexgraft(*export).exit_code == 1
+    assert states() == ["done", "failed", "new"]
+    planned = hexgraft(*export, "--dry-run")
+    assert "2 of 3 jobs would be submitted, 0.0 MB uploaded" in planned.stderr
+    account.forget = {account.of_kind("compile_job")[0].target_model.model_id}
+    assert states() == ["lost", "failed", "new"]
+    assert kinds(account) == {"compile": 2, "link": 0, "upload": 2}
 
 
 def test_a_changed_model_is_another_upload(account: HubServer, tmp_path: Path) -> None:
