@@ -186,9 +186,11 @@ class HubCompiler:
         """Note a binary's jobs for the bundle."""
         if self._desk is None:
             raise ExportError("there is no AI Hub account to compile with", "leave out --dry-run")
-        link = self._linking(build, job)
+        link, jobs = self._linking(build, job), self._desk.book.jobs
+        if link.key not in jobs:  # the stage was finished, and then the book was removed
+            self._say(f"{link.title}: the job book does not hold its jobs any more, hub.json goes without")
+            return
         wishes = [*(self._compiling(build, job, graph)[0] for graph in job.graphs), link]
-        jobs = self._desk.book.jobs
         record = HubRecord(
             binary=(job.folder / f"{job.name}.bin").as_posix(),
             device=link.device.name,

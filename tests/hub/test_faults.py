@@ -18,6 +18,7 @@ from tiny import write_tiny_hf
 from hexgraft.host.bundle import open_bundle
 from hexgraft.host.hub import service as service_module
 from hexgraft.host.hub.book import BOOK, JobBook
+from hexgraft.host.hub.records import read_records
 from hexgraft.host.hub.service import Pace
 from hexgraft.models.errors import CONNECTION_LOST, INTERRUPTED
 
@@ -368,6 +369,26 @@ def test_a_dry_run_tells_how_earlier_jobs_stand(account: HubServer, export: tupl
     account.forget = {account.of_kind("compile_job")[0].target_model.model_id}
     assert states() == ["lost", "failed", "new"]
     assert kinds(account) == {"compile": 2, "link": 0, "upload": 2}
+
+
+def test_a_book_that_was_removed(account: HubServer, tmp_path: Path) -> None:
+    """As the hint for a damaged one says. What it knew of finished binaries is lost, they are not."""
+    target = write_tiny_hf(tmp_path / "target")
+    draft = write_tiny_hf(tmp_path / "draft", noise_of=target, noise=0.1)
+    place = ("export", target, "--draft", draft, "-o", tmp_path / "b", "--widths", "8", "--context", "64")
+    account.fail_jobs["^hexgraft draft"] = "no"
+    assert hexgraft(*place, "--via", "aihub", "--soc", "SM8650").exit_code == 1
+    account.fail_jobs.clear()
+    (tmp_path / ".b.unfinished" / BOOK).unlink()
+    done = hexgraft(*place, "--via", "aihub", "--soc", "SM8650")
+    assert done.exit_code == 0, done.stderr
+    assert "the job book does not hold its jobs any more" in done.stderr
+    assert kinds(account) == {"compile": 3, "link": 2, "upload": 3}
+    bundle = open_bundle(tmp_path / "b")
+    bundle.verify()
+    records = read_records(bundle)
+    assert records is not None
+    assert [record.binary.split("/")[0] for record in records.binaries] == ["draft"]
 
 
 def test_a_changed_model_is_another_upload(account: HubServer, tmp_path: Path) -> None:
