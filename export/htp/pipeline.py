@@ -64,7 +64,7 @@ def export_htp(
     the binaries in place of this machine, from the folder its notes go to; a dry one leaves no bundle.
     Raises ExportError or UsageError; what was finished by then is kept beside `output` for the next run.
     """
-    if compiler is None or (htp.host_widths != () and htp.parity_rows):
+    if compiler is None or htp.gated:
         require_qnn("--target htp" if compiler is None else "the parity gate")
     head = isinstance(draft, HeadCheckpoint)
     htp.check(options.widths, head)

@@ -21,6 +21,9 @@ MOST_GRAPHS = 16
 """Graphs in one binary. Each takes compile time and memory (1.7 GB for a model of 135 M weights at fp16)."""
 
 
+_NO_GATE = "which runs where there are graphs for the emulator and --parity-rows is not 0"
+
+
 @dataclass(frozen=True, slots=True)
 class HtpOptions:
     """Everything of `--target htp`.
@@ -45,6 +48,11 @@ class HtpOptions:
     threads: int = 0
     block_given: bool = False
     capacities: tuple[int, ...] = ()
+
+    @property
+    def gated(self) -> bool:
+        """Whether the parity gate runs."""
+        return self.host_widths != () and self.parity_rows > 0
 
     def check(self, widths: Sequence[int], head: bool = False) -> None:
         """Refuse what a chip cannot do, in words and all of it at once, before anything is compiled, so that
@@ -89,6 +97,13 @@ class HtpOptions:
             yield f"--min-agreement {self.min_agreement} is not between 0 and 1", "example: 0.98"
         if self.min_agreement is not None and self.precision.name == FLOAT:
             yield "--min-agreement is for quantised precisions", "add --precision w8a16 or w4a16"
+        if self.calibration is not None and self.precision.name == FLOAT:
+            yield (
+                "--calibration is for quantised precisions",
+                "add --precision w8a16 or w4a16, or leave out --calibration",
+            )
+        if self.parity_text is not None and not self.gated and self.min_agreement is None:
+            yield f"--parity is for the parity gate, {_NO_GATE}", "add --host-widths, or leave out --parity"
 
     def for_soc(self, soc: Soc) -> Precision:
         """The precision as a chip gets it: without fp16, everything is integers, one scale a channel unless

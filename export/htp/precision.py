@@ -149,13 +149,13 @@ def make_precision(
         raise UsageError(f"unknown precision {name!r}", f"one of: {', '.join(PRECISIONS)}")
     if block is not None and (block < 0 or (block and (block < 16 or block & (block - 1)))):
         raise UsageError(f"--block {block} is not 0 or a power of two from 16", "example: --block 32")
-    if block and name == "fp16":
-        raise UsageError(f"--block is for quantised precisions, not {name}", "leave out --block")
     for option, format in (("--embed", embed), ("--head", head)):
         if format is not None and format not in FORMATS:
             raise UsageError(f"{option} {format!r} is no weight format", f"one of: {', '.join(FORMATS)}")
     if embed == "w4":
         raise UsageError("--embed w4 is not supported", "use --embed w8 or --embed fp16")
+    if name == FLOAT:
+        _refuse_formats(block, embed, head, keep)
     return Precision(
         name,
         block=(W4_BLOCK if block is None else block) if name == "w4a16" else (block or 0),
@@ -163,6 +163,23 @@ def make_precision(
         head=head or (FLOAT if name == "fp16" else "w8"),
         keep=parse_keep(keep) if keep else (),
     )
+
+
+def _refuse_formats(block: int | None, embed: str | None, head: str | None, keep: str | None) -> None:
+    """Raise UsageError for what is asked of integers where there are none."""
+    integers = {
+        "--block": bool(block),
+        "--embed": embed not in (None, FLOAT),
+        "--head": head not in (None, FLOAT),
+        "--keep": keep is not None and any(one.format != FLOAT for one in parse_keep(keep)),
+    }
+    asked = [option for option, is_asked in integers.items() if is_asked]
+    if asked:
+        words, verb = " and ".join(asked), "is" if len(asked) == 1 else "are"
+        raise UsageError(
+            f"{words} {verb} for quantised precisions, not {FLOAT}",
+            f"add --precision w8a16 or w4a16, or leave out {words}",
+        )
 
 
 def parse_keep(text: str) -> tuple[Keep, ...]:

@@ -62,7 +62,9 @@ def htp_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 "none to choose among; how far it agrees is told.",
             ),
             click.option(
-                "--calibration", type=_FILE, help="Text to calibrate on, in place of the built-in one."
+                "--calibration",
+                type=_FILE,
+                help="Text to calibrate on, in place of the built-in one.",
             ),
             click.option(
                 "--parity", type=_FILE, help="Text of the parity gate, in place of the built-in one."
@@ -103,14 +105,19 @@ def take_htp(options: dict[str, Any]) -> HtpOptions | None:
         head=options["head"],
         keep=options["keep"],
     )
-    rows = options["parity_rows"]
+    rows, host_widths = options["parity_rows"], _host_widths(options["host_widths"])
+    if rows and host_widths == ():
+        raise UsageError(
+            f"--parity-rows {rows} is for the parity gate, which needs graphs for the emulator",
+            f"add --host-widths, such as --host-widths 1,16, or leave out --parity-rows {rows}",
+        )
     return HtpOptions(
         socs=find_socs(options["socs"]),
         precision=precision,
         shared=not options["unshared"],
         vtcm_mb=options["vtcm"],
         part_bytes=options["part_size"] << 20 if options["part_size"] is not None else DEFAULT_PART,
-        host_widths=_host_widths(options["host_widths"]),
+        host_widths=host_widths,
         calibration=options["calibration"],
         parity_text=options["parity"],
         parity_rows=128 if rows is None else rows,

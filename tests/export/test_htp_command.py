@@ -235,6 +235,11 @@ def test_a_search_that_finds_too_little_says_how_far_it_came(
         (["--soc", "SM8650", "--host-widths", "x"], "--host-widths 'x' is neither"),
         (["--soc", "SM8650", "--part-size", "0"], "--part-size is below 1 MB"),
         (["--soc", "SM8650", "--min-agreement", "0.9"], "--min-agreement is for quantised precisions"),
+        (["--soc", "SM8650", "--head", "w8"], "--head is for quantised precisions, not fp16"),
+        (["--soc", "SM8650", "--calibration", __file__], "--calibration is for quantised precisions"),
+        (["--soc", "SM8650", "--parity-rows", "0", "--parity", __file__], "--parity is for the parity gate"),
+        (["--soc", "SM8650", "--host-widths", "none", "--parity", __file__], "--parity is for the parity"),
+        (["--soc", "SM8650", "--host-widths", "none", "--parity-rows", "9"], "--parity-rows 9 is for the"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_done(

@@ -72,7 +72,9 @@ def test_keep_names_layers_by_prefix_and_pattern() -> None:
     [
         ({"name": "w3a16"}, "unknown precision 'w3a16'"),
         ({"name": "w4a16", "block": 24}, "--block 24 is not 0 or a power of two"),
-        ({"name": "fp16", "block": 32}, "--block is for quantised precisions"),
+        ({"name": "fp16", "block": 32}, "--block is for quantised precisions, not fp16"),
+        ({"name": "fp16", "head": "w8"}, "--head is for quantised precisions"),
+        ({"name": "fp16", "embed": "w8", "keep": "layers.0:w8"}, "--embed and --keep are for quantised"),
         ({"name": "w8a16", "head": "int8"}, "--head 'int8' is no weight format"),
         ({"name": "w8a16", "embed": "w4"}, "--embed w4 is not supported"),
         ({"name": "w8a16", "keep": "layers.0:int8"}, "unknown format 'int8'"),
@@ -84,6 +86,11 @@ def test_a_precision_that_does_not_exist_is_refused(arguments: dict[str, str], w
         make_precision(**arguments)  # type: ignore[arg-type]
     assert words in caught.value.message
     assert caught.value.hint
+
+
+def test_fp16_may_be_asked_for_by_name_at_fp16() -> None:
+    precision = make_precision("fp16", block=0, embed="fp16", head="fp16", keep="layers.0,head:fp16")
+    assert precision.of("head") == precision.of("embed") == FLOAT
 
 
 # -------------------------------------------------------------------- weights

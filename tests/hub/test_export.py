@@ -25,7 +25,8 @@ from hexgraft.host.drafters.registry import make_drafter
 from hexgraft.host.hub.book import BOOK
 from hexgraft.host.manifest import GraphEntry
 
-COMMON = ("--widths", "1,8", "--context", "64", "--parity-rows", "24")
+COMMON = ("--widths", "1,8", "--context", "64")
+GATED = ("--parity-rows", "24")
 VIA = ("--via", "aihub", "--soc", "SM8650")
 
 
@@ -64,7 +65,7 @@ def test_the_bundle_is_the_local_compilers(
     precision: str, account: HubServer, checkpoint: Path, tmp_path: Path
 ) -> None:
     """Entries, files, wrappers and every logit; and it decodes with trees on the emulator."""
-    more = ["--precision", precision]
+    more = ["--precision", precision, *GATED]
     if precision != "fp16":
         more += ["--calibration", str(short_text(tmp_path))]
     local = export(checkpoint, tmp_path / "local", "--target", "htp", "--soc", "SM8650", *more)
@@ -154,7 +155,7 @@ def test_a_chip_without_fp16_and_sharing(account: HubServer, checkpoint: Path, t
     """All-integer graphs, a binary each, and nothing said of fp16; one link job serves phone and emulator."""
     more = ("--precision", "w8a16", "--calibration", short_text(tmp_path), "--unshared", "--vtcm", "2")
     device = ("--via", "aihub", "--device", "RB3 Gen 2")
-    bundle = export(checkpoint, tmp_path / "b", *device, "--host-widths", "8", *more)
+    bundle = export(checkpoint, tmp_path / "b", *device, "--host-widths", "8", *GATED, *more)
     options = {job.options for kind in ("compile_job", "link_job") for job in account.of_kind(kind)}
     assert [len(account.of_kind(kind)) for kind in ("compile_job", "link_job")] == [2, 2]
     assert not any("FLOAT16" in text for text in options)
@@ -219,6 +220,7 @@ def test_dry_run_without_an_account(checkpoint: Path, tmp_path: Path) -> None:
             "leave out --host-widths",
         ),
         (("--via", "aihub", "--device", "RB3 Gen 2"), "needs fp16 arithmetic", "w8a16"),
+        (("--via", "aihub", "--soc", "SM8650", *GATED), "needs graphs for the emulator", "add --host-widths"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_is_paid(
