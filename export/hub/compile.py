@@ -4,6 +4,7 @@ where the local compiler would have put it."""
 from __future__ import annotations
 
 import re
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from hexgraft.export.hub.pack import Packed
 from hexgraft.export.hub.target import HubTarget
 from hexgraft.host.hub.desk import Desk, Wish
 from hexgraft.host.hub.records import HubRecord, HubRecords, write_records
-from hexgraft.host.hub.service import HostedDevice, ModelFacts, Tensor
+from hexgraft.host.hub.service import HostedDevice, ModelFacts, Tensor, temporary_files_in
 from hexgraft.models.errors import ExportError
 
 _FLOAT16 = "default_graph_htp_precision=FLOAT16"
@@ -105,7 +106,7 @@ class HubCompiler:
         open_jobs = [job for job in jobs if not desk.stands(self._linking(build, job))]
         wishes = self._compiled(build, open_jobs)
         for wish, packed in wishes.values():
-            desk.submit(wish, partial(self._upload, desk, packed))
+            desk.submit(wish, partial(self._upload, desk, packed, build.bundle.path.parent / "upload"))
         made = desk.wait([wish for wish, _ in wishes.values()])
         for job in open_jobs:
             link = self._linking(build, job)
@@ -117,9 +118,15 @@ class HubCompiler:
         wishes = [self._compiling(build, job, graph) for job in jobs for graph in job.graphs]
         return {wish.key: (wish, packed) for wish, packed in wishes}
 
-    def _upload(self, desk: Desk, packed: Packed) -> list[str]:
-        with tempfile.TemporaryDirectory(prefix="hexgraft-hub-") as folder:
-            return [desk.upload(packed.digest, packed.name, partial(packed.write, Path(folder)))]
+    def _upload(self, desk: Desk, packed: Packed, folder: Path) -> list[str]:
+        """Pack in `folder`, which is the unfinished export's: what a killed one leaves goes with it."""
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        try:
+            with temporary_files_in(folder):
+                return [desk.upload(packed.digest, packed.name, partial(packed.write, folder))]
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _plan(self, build: Build, jobs: Sequence[Job]) -> None:
         links = [self._planned(self._linking(build, job), None) for job in jobs]

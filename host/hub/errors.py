@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from collections.abc import Iterator
@@ -11,6 +12,9 @@ from hexgraft.models.errors import CONNECTION_LOST, HexgraftError
 AGAIN = "run the same command again later: it takes up its jobs where they are, none is paid for twice"
 TOKEN_HINT = "put it into ~/.qai_hub/client.ini: qai-hub configure --api_token TOKEN"
 _LONGEST = 300
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_HERE = (*_FULL, errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.EIO)
+"""What this machine refuses and not AI Hub."""
 _LOST = (
     "ConnectionError",
     "Timeout",
@@ -83,9 +87,18 @@ def translate(error: BaseException, doing: str, token: str) -> HubError:
         return HubDown(f"AI Hub failed with status {status} while {doing}", AGAIN)
     if _is(error, *_LOST):
         return HubDown(f"the connection to AI Hub was lost while {doing}", AGAIN)
+    here = next((e for e in _chain(error) if isinstance(e, OSError) and e.errno in _HERE), None)
+    if here is not None:
+        return HubError(f"this machine refuses {doing}: {here.strerror}", _here_hint(here))
     return HubError(
         f"AI Hub refused {doing}{because}", "pip install --upgrade qai-hub, if it is not the input"
     )
+
+
+def _here_hint(error: OSError) -> str:
+    if error.errno in _FULL:
+        return "free some space: `df -h` shows where; $TMPDIR names the folder for temporary files"
+    return "see `ls -ld` on the folder that is written to, and `ulimit -n`"
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

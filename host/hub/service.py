@@ -9,7 +9,7 @@ import logging
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -155,7 +155,8 @@ class Service:
 
     def download(self, model_id: str, path: Path, name: str) -> None:
         """The file of a model to `path`, which appears only when it is whole."""
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".download-") as scratch:
+        scratch_folder = tempfile.TemporaryDirectory(dir=path.parent, prefix=".download-")
+        with scratch_folder as scratch, temporary_files_in(Path(scratch)):
 
             def fetch() -> str:
                 # A folder for each try: where one failed, the client leaves an empty file of the name.
@@ -269,6 +270,17 @@ class Service:
             self._note(f"{trouble.message}; trying again in {wait:g} s")
             time.sleep(wait)
         raise AssertionError("unreachable")
+
+
+@contextlib.contextmanager
+def temporary_files_in(folder: Path) -> Iterator[None]:
+    """Have the client's temporary files, which are as large as what it moves, in `folder`: the system's own
+    may be small, and keeps what a killed process leaves."""
+    before, tempfile.tempdir = tempfile.tempdir, str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
 
 
 def _tensors(specs: Sequence[Any]) -> list[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import signal
 import time
@@ -174,6 +175,43 @@ def test_storage_credentials_that_ran_out(
     assert done.exit_code == 0, done.stderr
     assert [fault.times for fault in account.faults] == [0, 0]
     assert SIGNATURE not in result.output + done.output
+
+
+def test_a_full_disk_here_is_not_ai_hubs_fault(
+    account: HubServer, export: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*places: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("qai_hub.api_utils.shutil.move", full)
+        result = hexgraft(*export)
+    message, hint = last_error_of(result)
+    assert result.exit_code == 1
+    assert message == "this machine refuses downloading target.bin: No space left on device"
+    assert hint.startswith("free some space: `df -h` shows where")
+    done = hexgraft(*export)
+    assert done.exit_code == 0, done.stderr
+    assert kinds(account) == ONCE
+
+
+def test_what_was_packed_when_it_was_killed_goes_with_the_export(
+    account: HubServer, export: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    account.faults.append(Fault("PUT /upload", 1, stall=30))
+    with spawn(*export) as process:
+        until(lambda: any(line.startswith("PUT") for line in account.seen) or process.poll() is not None)
+        process.kill()
+        process.wait()
+    assert list(temporary.glob("*.zip")) == list(temporary.glob("hexgraft*")) == []
+    assert list((tmp_path / ".b.unfinished").rglob("*.zip"))
+    done = hexgraft(*export)
+    assert done.exit_code == 0, done.stderr
+    assert list(tmp_path.glob(".b.*")) == []
+    assert list(tmp_path.rglob("*.zip")) == []
 
 
 # ----------------------------------------------------------------- jobs
