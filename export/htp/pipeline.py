@@ -45,6 +45,8 @@ Draft = Checkpoint | HeadCheckpoint
 
 _MOST_TOKENS = 1024
 """What is read of a text: more moves no range that matters."""
+_LONGEST_TOKEN = 64
+"""Characters that tokens of a text have at most, on average."""
 
 
 def export_htp(
@@ -224,10 +226,10 @@ class _Export:
         if self.htp.min_agreement is None or is_head:
             return variant, key
         wanted = self.htp.min_agreement
+        held_out = self._text(bundle, "parity", self.htp.parity_text)
 
         def look() -> list[list[str]]:
             self.say(f"{role}: looking for the layers to keep higher")
-            held_out = self._text(bundle, "parity", self.htp.parity_text)
             precision = search_keeps(
                 Network(bundle, role),
                 bundle,
@@ -239,7 +241,7 @@ class _Export:
             )
             return [[keep.pattern, keep.format] for keep in precision.keep]
 
-        keeps = self.stages.run(f"{role} search {variant.tag}", [key, wanted], look)
+        keeps = self.stages.run(f"{role} search {variant.tag}", [key, wanted, held_out], look)
         kept = tuple(Keep(pattern, format) for pattern, format in keeps)
         return Variant(variant.precision.with_keeps(kept), variant.socs), [key, keeps]
 
@@ -266,9 +268,16 @@ class _Export:
 
     def _text(self, bundle: Bundle, what: str, file: Path | None) -> list[int]:
         try:
-            text = file.read_text(encoding="utf-8") if file else packaged_text(what)
-        except (OSError, UnicodeDecodeError) as error:
-            raise ExportError(f"cannot read the {what} text {file}: {error}") from error
+            text = _beginning(file) if file else packaged_text(what)
+        except UnicodeDecodeError:
+            raise ExportError(
+                f"the {what} text {file} is not UTF-8",
+                f"convert it, as by iconv -f LATIN1 -t UTF-8, or give another --{what}",
+            ) from None
+        except OSError as error:
+            raise ExportError(
+                f"cannot read the {what} text {file}: {error.strerror or error}", "see `ls -l` on it"
+            ) from error
         tokens = TextCodec(bundle).encode_raw(text)[:_MOST_TOKENS]
         least = LEAST_TOKENS if what == "calibration" else 64
         if len(tokens) < least:
@@ -277,6 +286,12 @@ class _Export:
                 f"give a longer text with --{what} FILE",
             )
         return tokens
+
+
+def _beginning(file: Path) -> str:
+    """As much of a text as there is use for: a corpus takes minutes, and memory, to be tokenized whole."""
+    with file.open(encoding="utf-8") as stream:
+        return stream.read(_MOST_TOKENS * _LONGEST_TOKEN)
 
 
 def _files(graph: GraphEntry) -> Iterator[str]:

@@ -64,7 +64,7 @@ def htp_options(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--calibration",
                 type=_FILE,
-                help="Text to calibrate on, in place of the built-in one.",
+                help="Text to calibrate on, in place of the built-in one: its first 1024 tokens.",
             ),
             click.option(
                 "--parity", type=_FILE, help="Text of the parity gate, in place of the built-in one."

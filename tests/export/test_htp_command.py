@@ -21,6 +21,7 @@ from hexgraft.export.htp.parity import THRESHOLDS, Threshold
 from hexgraft.export.writer import ExportOptions
 from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.cli.main import cli
+from hexgraft.host.text import TextCodec
 from hexgraft.models.errors import ExportError, HexgraftError
 
 
@@ -260,6 +261,62 @@ def test_an_export_that_finishes_nothing_leaves_nothing(folder: Path, bundle: Bu
     error = error_of(export(folder / "target-checkpoint", tmp_path / "out", *arguments))
     assert "the draft has another vocabulary" in error.message
     assert list(tmp_path.iterdir()) == [other]
+
+
+@needs_qnn
+def test_a_search_is_made_again_for_another_text(
+    folder: Path, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its agreement is that of the text it was made on."""
+    texts: list[list[int]] = []
+
+    def search(network: object, bundle: object, precision: object, ranges: object, *more: object) -> object:
+        texts.append(more[0])  # type: ignore[arg-type]
+        return precision
+
+    def full(*arguments: object) -> None:
+        raise ExportError("no space left", "make some")
+
+    monkeypatch.setattr("hexgraft.export.htp.pipeline.search_keeps", search)
+    monkeypatch.setattr("hexgraft.export.htp.pipeline.write_manifest", full)
+    arguments = ["--soc", "SM8650", "--precision", "w8a16", "--host-widths", "none", "--min-agreement", "0.9"]
+    for more in ([], [], ["--parity", str(short_text(tmp_path))]):
+        error = error_of(export(folder / "target-checkpoint", tmp_path / "out", *arguments, *more))
+        assert error.message == "no space left"
+    assert len(texts) == 2
+    assert texts[0] != texts[1]
+
+
+@needs_qnn
+def test_of_a_corpus_the_beginning_is_read(
+    folder: Path, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokenizing all of it would take 200 bytes of memory a byte."""
+    lengths = []
+    encode = TextCodec.encode_raw
+
+    def noted(codec: TextCodec, text: str) -> list[int]:
+        lengths.append(len(text))
+        return encode(codec, text)
+
+    monkeypatch.setattr(TextCodec, "encode_raw", noted)
+    (tmp_path / "corpus.txt").write_text("the fox and the hound. " * 20_000, encoding="utf-8")
+    arguments = ["--soc", "SM8650", "--precision", "w8a16", "--host-widths", "none"]
+    arguments += ["--calibration", str(tmp_path / "corpus.txt")]
+    result = export(folder / "target-checkpoint", tmp_path / "out", *arguments)
+    assert result.exit_code == 0, result.output
+    assert "calibrating on 1024 tokens" in result.output
+    assert max(lengths) <= 65536
+
+
+@needs_qnn
+def test_a_calibration_text_that_is_none_is_refused(folder: Path, bundle: Bundle, tmp_path: Path) -> None:
+    (tmp_path / "latin.txt").write_bytes("schöne Grüße ".encode("latin-1") * 500)
+    arguments = ["--soc", "SM8650", "--precision", "w8a16", "--calibration", str(tmp_path / "latin.txt")]
+    error = error_of(export(folder / "target-checkpoint", tmp_path / "out", *arguments))
+    assert error.message == f"the calibration text {tmp_path / 'latin.txt'} is not UTF-8"
+    assert error.hint is not None
+    assert "iconv" in error.hint
 
 
 @needs_qnn
