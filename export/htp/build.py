@@ -21,6 +21,7 @@ from hexgraft.export.htp.ranges import Ranges
 from hexgraft.export.htp.soc import Soc
 from hexgraft.export.htp.stages import Stages
 from hexgraft.export.htp.weights import QuantisedWeights
+from hexgraft.export.htp.wrapper import binary_of
 from hexgraft.export.static import static_name
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.manifest import GraphEntry, HtpEntry
@@ -203,9 +204,13 @@ def _compile(build: Build, job: Job) -> dict[str, str]:
 
 
 def _present(build: Build, job: Job, found: Mapping[str, str]) -> bool:
-    folder = build.bundle.path / job.folder
-    names = [f"{job.name}.bin", *(f"{build.graph_name(*graph)}.onnx" for graph in job.graphs)]
-    return all((folder / name).is_file() for name in names)
+    """Whether a binary and its wrappers are there. Binaries of one graph and shared ones have wrappers of the
+    same names, so that those there may be of an export with other options."""
+    folder, binary = build.bundle.path / job.folder, f"{job.name}.bin"
+    wrappers = [folder / f"{build.graph_name(*graph)}.onnx" for graph in job.graphs]
+    return (folder / binary).is_file() and all(
+        wrapper.is_file() and binary_of(wrapper) == binary for wrapper in wrappers
+    )
 
 
 def _entries(build: Build, job: Job, qairt: str) -> Iterator[GraphEntry]:

@@ -32,6 +32,8 @@ _LARGE_PROMPT = 128
 _LARGE_TOKENS = 512
 """Of a large model less text runs through: it takes seconds for each pass."""
 _TREE_SIZE = 16
+LEAST_SLOTS = 2 + _DECODE + _TREES + _TREE_SIZE
+"""A cache must hold a prompt and what it is continued by."""
 
 
 def calibrate(bundle: Bundle, role: str, texts: Sequence[Sequence[int]], *, threads: int = 0) -> Ranges:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 
+from hexgraft.export.htp.calibrate import LEAST_SLOTS
 from hexgraft.export.htp.network import Network
 from hexgraft.export.htp.parts import plan_parts
 from hexgraft.export.htp.precision import BITS, FLOAT, Precision, Refusal
@@ -97,6 +98,12 @@ class HtpOptions:
             yield f"--min-agreement {self.min_agreement} is not between 0 and 1", "example: 0.98"
         if self.min_agreement is not None and self.precision.name == FLOAT:
             yield "--min-agreement is for quantised precisions", "add --precision w8a16 or w4a16"
+        slots = max(self.capacities, default=LEAST_SLOTS)
+        if slots < LEAST_SLOTS and self.precision.name != FLOAT:
+            yield (
+                f"--context {slots} is too short to calibrate {self.precision.name} in",
+                f"use --context {LEAST_SLOTS} or more, or --precision fp16",
+            )
         if self.calibration is not None and self.precision.name == FLOAT:
             yield (
                 "--calibration is for quantised precisions",

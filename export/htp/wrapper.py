@@ -65,6 +65,12 @@ def rewrite(path: Path, binary: str) -> Wrapper:
     return Wrapper(node.name, binary, qairt)
 
 
+def binary_of(path: Path) -> str:
+    """The name of the binary that a wrapper, rewritten or written here, is for."""
+    node = onnx.load(path, load_external_data=False).graph.node[0]
+    return str(next(item.s.decode() for item in node.attribute if item.name == "ep_cache_context"))
+
+
 def write_wrapper(
     path: Path,
     wrapper: Wrapper,

@@ -18,6 +18,7 @@ from pair import make_pair, write_pair
 from tiny import write_tiny_hf
 
 from hexgraft.export.htp.parity import THRESHOLDS, Threshold
+from hexgraft.export.htp.wrapper import binary_of
 from hexgraft.export.writer import ExportOptions
 from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.cli.main import cli
@@ -181,6 +182,28 @@ def test_what_another_attempt_compiled_is_not_in_the_bundle(
 
 
 @needs_qnn
+def test_wrappers_are_those_of_the_binaries_beside_them(
+    folder: Path, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Binaries of one graph, then a shared one, whose wrappers have the same names, then the first again."""
+    checkpoint, output = folder / "target-checkpoint", tmp_path / "out"
+    arguments = ["--soc", "SM8650", "--host-widths", "none"]
+
+    def full(*arguments: object) -> None:
+        raise ExportError("no space left", "make some")
+
+    with monkeypatch.context() as patch:  # killed before anything is taken away
+        patch.setattr("hexgraft.export.htp.pipeline._Export._seal", full)
+        error_of(export(checkpoint, output, *arguments, "--unshared"))
+        error_of(export(checkpoint, output, *arguments))
+    result = export(checkpoint, output, *arguments, "--unshared")
+    assert result.exit_code == 0, result.output
+    for graph in open_bundle(output).target.graphs:
+        if graph.htp is not None:
+            assert binary_of(output / graph.file) == Path(graph.htp.binary).name
+
+
+@needs_qnn
 def test_the_search_keeps_no_more_than_it_must(folder: Path, bundle: Bundle, tmp_path: Path) -> None:
     """It ends at the first count that reaches the wanted agreement, and one fewer was not enough."""
     arguments = ["--soc", "SM8650", "--precision", "w4a16", "--parity-rows", "0", "--host-widths", "none"]
@@ -236,6 +259,10 @@ def test_a_search_that_finds_too_little_says_how_far_it_came(
         (["--soc", "SM8650", "--host-widths", "x"], "--host-widths 'x' is neither"),
         (["--soc", "SM8650", "--part-size", "0"], "--part-size is below 1 MB"),
         (["--soc", "SM8650", "--min-agreement", "0.9"], "--min-agreement is for quantised precisions"),
+        (
+            ["--soc", "SM8650", "--precision", "w8a16", "--context", "32"],
+            "--context 32 is too short to calibrate w8a16 in",
+        ),
         (["--soc", "SM8650", "--head", "w8"], "--head is for quantised precisions, not fp16"),
         (["--soc", "SM8650", "--calibration", __file__], "--calibration is for quantised precisions"),
         (["--soc", "SM8650", "--parity-rows", "0", "--parity", __file__], "--parity is for the parity gate"),
