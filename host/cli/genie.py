@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from hexgraft.export.foreign.genie import GenieOptions, write_genie
+from hexgraft.export.htp.soc import find_soc
 from hexgraft.host.cli.console import print_json, say
 from hexgraft.host.cli.options import open_checked
 
@@ -14,8 +15,12 @@ from hexgraft.host.cli.options import open_checked
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The folder to write.")
-@click.option("--soc", help="Which of several builds. Default: the first.")
-@click.option("--precision", help="Which of several builds. Default: the first.")
+@click.option(
+    "--soc",
+    callback=lambda context, parameter, name: find_soc(name).name if name else None,
+    help="Which of several builds, by its chip. Default: the first.",
+)
+@click.option("--precision", help="Which of several builds, by its precision. Default: the first.")
 @click.option(
     "--width",
     type=click.IntRange(min=1),

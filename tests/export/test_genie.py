@@ -203,6 +203,35 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         write_genie(open_bundle(path), tmp_path / "c", GenieOptions())
 
 
+def test_a_chip_goes_by_any_of_its_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = compiled(tmp_path).path
+    monkeypatch.setattr(genie, "find_genie", lambda: None)
+    for number, name in enumerate(("sm8650", "Snapdragon 8 Gen 3")):
+        place = ["-o", str(tmp_path / f"g{number}")]
+        done = CliRunner().invoke(cli, ["genie", str(path), *place, "--soc", name])
+        assert done.exit_code == 0, done.output
+
+
+def test_a_library_of_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It refuses no config: it cannot be asked."""
+    bundle = compiled(tmp_path)
+    (tmp_path / "libGenie.so").write_bytes(b"\x7fELF of a phone")
+    monkeypatch.setenv("HEXGRAFT_GENIE", str(tmp_path / "libGenie.so"))
+    with pytest.raises(ExportError) as caught:
+        write_genie(bundle, tmp_path / "genie", GenieOptions())
+    assert caught.value.message.startswith(f"{tmp_path / 'libGenie.so'} cannot be loaded on this machine: ")
+    assert "Traceback" not in caught.value.message
+    assert caught.value.hint is not None
+    assert "HEXGRAFT_GENIE" in caught.value.hint
+    monkeypatch.delenv("HEXGRAFT_GENIE")
+    sdk = tmp_path / "sdk" / "lib" / "x86_64-linux-clang"
+    sdk.mkdir(parents=True)
+    (sdk / "libGenie.so").write_bytes(b"\x7fELF of x86-64")
+    monkeypatch.setenv("QAIRT_SDK_ROOT", str(tmp_path / "sdk"))
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert find_genie() != sdk / "libGenie.so"
+
+
 @needs_genie
 def test_libgenie_accepts_what_is_written_and_refuses_other_things(tmp_path: Path) -> None:
     library = find_genie()
