@@ -158,7 +158,9 @@ class HubCompiler:
             binary = Path(scratch) / f"{job.name}.bin"
             self._desk.service.download(model_id, binary, binary.name)
             self._check(job, binary, facts)
-            qairt = facts.properties.get("QAIRT_SDK_VERSION") or facts.properties.get("QNN_SDK_VERSION", "")
+            told = facts.properties
+            # Where it is not told, what was asked for is what it was made by.
+            qairt = told.get("QAIRT_SDK_VERSION") or told.get("QNN_SDK_VERSION") or self._target.qairt
             if not qairt:
                 raise ExportError(
                     f"AI Hub does not say which QAIRT release made {binary.name}", "name one with --qairt"

@@ -84,9 +84,8 @@ def devices(chip: str | None, as_json: bool) -> None:
     for device in sorted(found, key=lambda device: (device.name, device.os)):
         soc = soc_of(device)
         chips = " ".join(value for value in device.values("chipset") if not value.startswith("qualcomm-"))
-        kind = (device.values("os") or [""])[0].capitalize()
         npu = " ".join(value.upper() for value in device.values("hexagon"))
-        table.add_row(device.name, chips.upper(), npu, f"{kind} {device.os}", soc.title if soc else "-")
+        table.add_row(device.name, chips.upper(), npu, device.system, soc.title if soc else "-")
     stdout().print(table)
 
 
@@ -156,12 +155,17 @@ def profile(
             times += profile_model(bench.desk, opened, role, build, bench.device, iterations)
         by = f"hexgraft {importlib.metadata.version('hexgraft')}"
         found = latency_profile(opened, bench.device, bench.chip, bench.builds, times, by)
+    # Shown first: a write that fails then loses nothing that was paid for.
+    if as_json:
+        click.echo(encode_profile(found).decode(), nl=False)
+    else:
+        _show_times(times)
     if output is not None:
         write_profile(found, output)
         say(f"wrote {output}")
-    if as_json:
-        click.echo(encode_profile(found).decode(), nl=False)
-        return
+
+
+def _show_times(times: list[GraphTimes]) -> None:
     table = Table("model", "rows", "slots", "ms (quartiles)", "load ms", "peak MB", box=None)
     for each in times:
         spread = f"{1e3 * each.graph.median:.2f}"

@@ -128,7 +128,7 @@ def _htp(graph: GraphEntry) -> HtpEntry:
 def check_release(bundle: Bundle, htp: HtpEntry) -> None:
     """Raise BundleError unless a binary was built by the QAIRT release that is here."""
     built, here = short_release(htp.qairt), qairt_version()
-    if built != here:
+    if built != here and not here.startswith(f"{built}."):  # "2.51" where no more is known
         raise BundleError(
             f"{bundle.file(htp.binary)} was built by QAIRT {built}, onnxruntime-qnn here is of QAIRT {here}",
             "export again with this one, or install the onnxruntime-qnn that built it",

@@ -108,7 +108,7 @@ def latency_profile(
             "profile jobs at Qualcomm AI Hub: the NPU's own time, without what a phone's host adds",
             citations,
         ),
-        machine=Machine(device.name, "AI Hub", chip, f"Android {device.os}", runtime=f"QAIRT {target.qairt}"),
+        machine=Machine(device.name, "AI Hub", chip, device.system, runtime=f"QAIRT {target.qairt}"),
         backend="aihub-htp",
         target=models["target"],
         draft=models.get("draft"),

@@ -71,6 +71,11 @@ class HostedDevice:
         return [text.split(":", 1)[1] for text in self.attributes if text.startswith(f"{key}:")]
 
     @property
+    def system(self) -> str:
+        """Its system and the version: "Android 14"."""
+        return f"{(self.values('os') or [''])[0].capitalize()} {self.os}".strip()
+
+    @property
     def soc_model(self) -> int | None:
         """QAIRT's number of its chip."""
         numbers = [int(value) for value in self.values("soc-model") if value.isdigit()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from tiny import write_tiny_hf
 from hexgraft.host.bundle import open_bundle
 from hexgraft.host.hub.book import work_folder
 from hexgraft.host.hub.profile import spread_of
+from hexgraft.host.hub.service import HostedDevice
 from hexgraft.host.measure.profile import read_profile
 from hexgraft.host.measure.table import LatencyTable
 
@@ -105,6 +107,7 @@ def test_profile_times_every_graph_and_writes_what_the_tuner_reads(
     assert profile.source.kind == "hosted device"
     assert len(profile.source.citations) == 8
     assert profile.machine.name == "Samsung Galaxy S24"
+    assert profile.machine.system == "Android 14"
     assert profile.machine.chip == "SM8650 (Snapdragon 8 Gen 3, V75)"
     assert profile.bundle == open_bundle(pair).digest
     assert profile.target.widths == [1, 8]
@@ -124,6 +127,25 @@ def test_profile_times_every_graph_and_writes_what_the_tuner_reads(
     assert json.loads(again.stdout) == json.loads((tmp_path / "phone.json").read_text(encoding="utf-8"))
     assert len(account.of_kind("inference_job")) == 8
     assert again.stderr.count("of an earlier run is done") == 8
+
+
+def test_a_profile_is_shown_even_where_it_cannot_be_written(
+    bundle: Path, account: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "phone.json"))
+
+    monkeypatch.setattr("hexgraft.host.cli.hub.write_profile", full)
+    done = hexgraft("hub", "profile", bundle, *PHONE, "-o", tmp_path / "phone.json")
+    assert done.exit_code == 1
+    assert "1.08 (1.08 to 1.08)" in done.stdout
+    assert "the system refuses" in done.stderr
+
+
+def test_a_device_says_its_own_system() -> None:
+    assert HostedDevice("Samsung Galaxy S24", "14", ("os:android",)).system == "Android 14"
+    assert HostedDevice("Snapdragon X Elite CRD", "11", ("os:windows",)).system == "Windows 11"
+    assert HostedDevice("Something", "1").system == "1"
 
 
 def test_a_draft_head_is_compiled_and_timed(account: HubServer, tmp_path: Path) -> None:

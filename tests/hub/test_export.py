@@ -23,6 +23,7 @@ from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.decode import DecodeOptions, Decoder
 from hexgraft.host.drafters.registry import make_drafter
 from hexgraft.host.hub.book import BOOK
+from hexgraft.host.hub.service import ModelFacts, Service
 from hexgraft.host.manifest import GraphEntry
 
 COMMON = ("--widths", "1,8", "--context", "64")
@@ -143,6 +144,20 @@ def test_packing_is_the_same_every_time_and_moves_no_weight(checkpoint: Path, tm
     stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in theirs.graph.initializer}
     for tensor in ours.graph.initializer:
         np.testing.assert_array_equal(stored[tensor.name], onnx.numpy_helper.to_array(tensor))
+
+
+def test_a_release_that_is_not_told_is_the_one_asked_for(
+    account: HubServer, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service names the release among a model's properties, or leaves it out."""
+    facts = Service.facts
+
+    def untold(self: Service, model_id: str) -> ModelFacts:
+        return ModelFacts(facts(self, model_id).graphs)
+
+    monkeypatch.setattr(Service, "facts", untold)
+    bundle = export(checkpoint, tmp_path / "b", *VIA, "--host-widths", "8", *GATED)
+    assert {graph.htp.qairt for graph in bundle.target.graphs if graph.htp} == {"2.51"}
 
 
 def test_a_device_by_name_means_its_chip(account: HubServer, checkpoint: Path, tmp_path: Path) -> None:
