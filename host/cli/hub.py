@@ -20,6 +20,7 @@ from hexgraft.host.cli.console import print_json, say, stdout
 from hexgraft.host.cli.options import open_checked, verify_option
 from hexgraft.host.hub.book import JobBook, work_folder
 from hexgraft.host.hub.desk import Desk
+from hexgraft.host.hub.errors import JobFailed
 from hexgraft.host.hub.graphs import HostedBuild, HostedModels, check_device, hosted_build, run_graph
 from hexgraft.host.hub.profile import GraphTimes, latency_profile, profile_model
 from hexgraft.host.hub.service import HostedDevice, open_service
@@ -141,18 +142,22 @@ def profile(
     output: Path | None,
     no_verify: bool,
     as_json: bool,
-) -> None:
+) -> int:
     """Time every graph of BUNDLE on a hosted device.
 
-    The profile is what `hexgraft bench` writes on a phone of one's own, and `hexgraft tune` reads it.
+    The profile is what `hexgraft bench` writes on a phone of one's own, and `hexgraft tune` reads it. Widths
+    that fail on the device are left out, and the exit code is 1.
     """
     if output is not None:
         check_output(output)
     opened = open_checked(bundle, no_verify)
     with _bench(opened, name, soc, precision) as bench:
         times: list[GraphTimes] = []
+        troubles: list[JobFailed] = []
         for role, build in bench.builds.items():
-            times += profile_model(bench.desk, opened, role, build, bench.device, iterations)
+            ran, failed = profile_model(bench.desk, opened, role, build, bench.device, iterations)
+            times += ran
+            troubles += failed
         by = f"hexgraft {importlib.metadata.version('hexgraft')}"
         found = latency_profile(opened, bench.device, bench.chip, bench.builds, times, by)
     # Shown first: a write that fails then loses nothing that was paid for.
@@ -163,6 +168,9 @@ def profile(
     if output is not None:
         write_profile(found, output)
         say(f"wrote {output}")
+    for trouble in troubles:
+        say(f"left out: {trouble.message}; {trouble.hint}")
+    return FAILED if troubles else 0
 
 
 def _show_times(times: list[GraphTimes]) -> None:

@@ -38,6 +38,10 @@ class Wish:
         return f"hexgraft {self.title} {self.key[:12]}"
 
 
+def _raise(wish: Wish, trouble: JobFailed) -> None:
+    raise trouble
+
+
 class Desk:
     """Jobs and uploads of one work folder. `say` hears what is submitted, taken up and waited for."""
 
@@ -170,11 +174,13 @@ class Desk:
                     return found
         raise AssertionError("unreachable")
 
-    def wait(self, wishes: Sequence[Wish]) -> dict[str, str]:
+    def wait(
+        self, wishes: Sequence[Wish], failed: Callable[[Wish, JobFailed], None] = _raise
+    ) -> dict[str, str]:
         """Wait until all these jobs are done; the id of what each made, by the wish's key.
 
-        Raises JobFailed with AI Hub's reason at the first that failed, HubDown when it takes too long. The
-        others go on, and are taken up by the next run.
+        `failed` hears of each that failed, with AI Hub's reason; by default the first is raised, and the
+        others go on, to be taken up by the next run. Raises HubDown when it takes too long.
         """
         waiting = {wish.key: wish for wish in wishes}
         made: dict[str, str] = {}
@@ -185,11 +191,13 @@ class Desk:
                 entry = self.book.jobs[key]
                 state = self.service.job(entry.job_id)
                 if state.state == "failed":
-                    raise JobFailed(
-                        f"the {wish.kind} job of {wish.title} failed on {wish.device.name}: "
-                        f"{state.reason or 'AI Hub gives no reason'}",
+                    del waiting[key]
+                    reason = state.reason or "AI Hub gives no reason"
+                    trouble = JobFailed(
+                        f"the {wish.kind} job of {wish.title} failed on {wish.device.name}: {reason}",
                         f"its log is at {state.url}",
                     )
+                    failed(wish, trouble)
                 if state.state == "done":
                     entry.model_id = made[key] = state.model_id
                     del waiting[key]

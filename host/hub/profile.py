@@ -10,6 +10,7 @@ from typing import Any
 
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.hub.desk import Desk, Wish
+from hexgraft.host.hub.errors import JobFailed
 from hexgraft.host.hub.graphs import HostedBuild, HostedModels, Size, graph_wish
 from hexgraft.host.hub.service import HostedDevice
 from hexgraft.host.hub.session import inputs_of_pass
@@ -41,18 +42,28 @@ class GraphTimes:
 
 def profile_model(
     desk: Desk, bundle: Bundle, role: str, build: HostedBuild, device: HostedDevice, iterations: int
-) -> list[GraphTimes]:
-    """Profile jobs for all graphs of a model, submitted together; their times by rows and slots."""
+) -> tuple[list[GraphTimes], list[JobFailed]]:
+    """Profile jobs for all graphs of a model, submitted together; their times by rows and slots, and what
+    failed.
+
+    A width of which a graph failed is left out at every capacity. Raises JobFailed if that leaves none.
+    """
     models = HostedModels(desk, bundle)
     wishes: dict[Size, list[Wish]] = {}
+    troubles: dict[str, JobFailed] = {}
     for size in build.chains:
         for graph, inputs in inputs_of_pass(bundle, role, build, size):
             more = f" --max_profiler_iterations {iterations}"
             wish = graph_wish("profile", device, graph, inputs, more)
             desk.submit(wish, partial(models.listed, graph), inputs)
             wishes.setdefault(size, []).append(wish)
-    desk.wait([wish for parts in wishes.values() for wish in parts])
-    return [_times(desk, role, size, parts) for size, parts in wishes.items()]
+    every = [wish for parts in wishes.values() for wish in parts]
+    desk.wait(every, lambda wish, trouble: troubles.update({wish.key: trouble}))
+    failed = {width for (width, _), parts in wishes.items() for wish in parts if wish.key in troubles}
+    whole = {size: parts for size, parts in wishes.items() if size[0] not in failed}
+    if not whole:
+        raise next(iter(troubles.values()))
+    return [_times(desk, role, size, parts) for size, parts in whole.items()], list(troubles.values())
 
 
 def _times(desk: Desk, role: str, size: Size, parts: list[Wish]) -> GraphTimes:

@@ -129,6 +129,26 @@ def test_profile_times_every_graph_and_writes_what_the_tuner_reads(
     assert again.stderr.count("of an earlier run is done") == 8
 
 
+def test_a_width_that_fails_is_left_out_of_a_profile(pair: Path, account: HubServer, tmp_path: Path) -> None:
+    """At one capacity alone; the other figures are paid for, and of use."""
+    account.fail_jobs["target_ar8_cl72"] = "device ran out of memory"
+    done = hexgraft("hub", "profile", pair, *PHONE, "-o", tmp_path / "phone.json")
+    assert done.exit_code == 1
+    assert (
+        done.stderr.count("left out: the profile job of target_ar8_cl72 failed on Samsung Galaxy S24: ") == 1
+    )
+    assert "its log is at" in done.stderr
+    found = read_profile(tmp_path / "phone.json")
+    assert (found.target.widths, found.draft.widths if found.draft else None) == ([1], [1, 8])
+    assert {each.width for each in found.target.passes} == {1}
+    assert LatencyTable(found.target).seconds(1, 10) == pytest.approx(1012e-6)
+    account.fail_jobs["target_ar1"] = "it fell from the table"
+    account.forget = {job.inference_job_id for job in account.of_kind("inference_job")}
+    message, hint = last_error_of(hexgraft("hub", "profile", pair, *PHONE))
+    assert "failed on Samsung Galaxy S24" in message
+    assert "its log is at" in hint
+
+
 def test_a_profile_is_shown_even_where_it_cannot_be_written(
     bundle: Path, account: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
