@@ -11,7 +11,9 @@ from hexgraft.models.errors import CheckpointError
 
 _ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:/([\w./-]+\.gguf))?(?:@([\w./-]+))?")
 _PART = re.compile(r"(.*)-\d{5}-of-(\d{5}\.gguf)")
-_WANTED = ["*.json", "*.jinja", "*.safetensors", "README.md"]
+_WANTED = ["*.json", "*.jinja", "*.safetensors", "merges.txt", "tokenizer.model", "README.md"]
+_LEFT = ["*/*", "consolidated*"]
+"""What lies in folders are other formats of the same weights; Mistral's own layout has them a second time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,7 @@ def download(path: Path, *also: str) -> Download:
                 repo,
                 revision=revision,
                 allow_patterns=patterns,
-                # What lies in folders are other formats of the same weights.
-                ignore_patterns=["*/*"] if file is None else None,
+                ignore_patterns=_LEFT if file is None else None,
             )
         )
     except Exception as error:  # its errors share no base class, and requests' and httpx's come through

@@ -143,6 +143,28 @@ def test_an_id_is_downloaded_once_then_found_offline(hub: Hub, tmp_path: Path) -
     assert hub.asked == []
 
 
+def test_files_that_stand_for_a_tokenizer_json_are_downloaded(hub: Hub, tmp_path: Path) -> None:
+    folder = hub.repos["owner/tiny"]
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.json").write_text(json.dumps(tokenizer["model"]["vocab"]))
+    (folder / "merges.txt").write_text("\n".join(" ".join(pair) for pair in tokenizer["model"]["merges"]))
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings |= {"tokenizer_class": "Qwen2Tokenizer"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert opened(hub, tmp_path, "owner/tiny") == f"tiny owner/tiny@{SHA} 320"
+    assert {"vocab.json", "merges.txt"} <= {*hub.asked}
+
+
+def test_the_same_weights_in_another_layout_are_left_there(hub: Hub, tmp_path: Path) -> None:
+    """Mistral's repositories hold theirs a second time, of the same size."""
+    (hub.repos["owner/tiny"] / "consolidated.safetensors").write_bytes(b"another layout")
+    (hub.repos["owner/tiny"] / "tokenizer.model").write_bytes(b"pieces")
+    assert opened(hub, tmp_path, "owner/tiny") == f"tiny owner/tiny@{SHA} 320"
+    assert "consolidated.safetensors" not in hub.asked
+    assert "tokenizer.model" in hub.asked
+
+
 def test_a_head_is_downloaded_with_its_archive_of_pytorch(hub: Hub, tmp_path: Path) -> None:
     target = write_tiny_hf(tmp_path / "target", layers=3)
     hub.repos["owner/head"] = write_head(tmp_path / "head", target, binary=True)
