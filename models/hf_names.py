@@ -68,7 +68,7 @@ def hf_sources(config: ModelConfig, tensors: Collection[str]) -> dict[str, Sourc
     for i in range(config.layers):
         for fused, members in _FUSED.items():
             tensor = f"{prefix}layers.{i}.{fused}"
-            if tensor not in tensors:
+            if tensor not in tensors and tensor.removesuffix("weight") + "qweight" not in tensors:
                 continue
             first = 0
             for part in members:

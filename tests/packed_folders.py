@@ -13,6 +13,11 @@ from tiny import read_tiny_weights, write_tiny_hf
 
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 QUANTISED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+FUSED = {
+    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+}
+"""Phi-3's matrices, and what lies in each one below the other."""
 
 
 def packed(values: NDArray[np.int64], bits: int, order: list[int] | None = None) -> NDArray[np.int32]:
@@ -31,13 +36,18 @@ def write_quantised(
     group: int = 32,
     act_order: bool = False,
     middle: bool = False,
+    fused: bool = False,
 ) -> Any:
-    """A tiny folder whose matrices are replaced by random packed ones; their exact values by name."""
+    """A tiny folder whose matrices are replaced by random packed ones; their exact values by name. `fused`
+    makes it a Phi-3."""
     write_tiny_hf(path, layers=2)
     weights, exact, rng = read_tiny_weights(path), {}, np.random.default_rng(0)
+    if fused:
+        weights = fuse(weights)
+        change(path, model_type="phi3", sliding_window=None)
     tensors: dict[str, NDArray[Any]] = {}
     for name, array in weights.items():
-        if not any(part in name for part in QUANTISED):
+        if not any(part in name for part in (*QUANTISED, *FUSED)):
             tensors[name] = array
             continue
         out, inner = array.shape
@@ -66,6 +76,16 @@ def write_quantised(
     settings = {"quant_method": method, "bits": bits, "group_size": group}
     change(path, quantization_config=settings)
     return exact
+
+
+def fuse(weights: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """The weights of a Llama as Phi-3 names and joins them."""
+    weights = dict(weights)
+    for layer in range(2):
+        for whole, parts in FUSED.items():
+            rows = [weights.pop(f"model.layers.{layer}.{part}.weight") for part in parts]
+            weights[f"model.layers.{layer}.{whole}.weight"] = np.concatenate(rows)
+    return weights
 
 
 def change(path: Path, **values: Any) -> None:

@@ -86,6 +86,22 @@ def test_blocks_are_the_folders_own(
     assert checkpoint.block_bits("embed") is None
 
 
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_matrices_that_were_joined_before_they_were_packed(tmp_path: Path, method: str) -> None:
+    """Phi-3 has q, k and v in one matrix, gate and up in another."""
+    exact = write_quantised(tmp_path / "m", method, fused=True)
+    checkpoint = open_checkpoint(tmp_path / "m")
+    assert isinstance(checkpoint, HfCheckpoint)
+    for names, whole in (("q k v", "self_attn.qkv_proj"), ("gate up", "mlp.gate_up_proj")):
+        parts = [f"layers.1.{part}" for part in names.split()]
+        expected = exact[f"model.layers.1.{whole}.weight"]
+        found = np.concatenate([block for part in parts for block in checkpoint.blocks(part)])
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
+        assert {checkpoint.block_bits(part) for part in parts} == {4}
+        kept = np.concatenate([block.dequantised() for part in parts for block in checkpoint.quantised(part)])
+        np.testing.assert_allclose(kept, expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
