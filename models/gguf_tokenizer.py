@@ -17,11 +17,12 @@ _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_TEKKEN = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s"
+    r"|%s| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_SHORTENED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _GPT2 = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 _BYTES = _GPT2 | {"use_regex": False}
 
@@ -43,11 +44,16 @@ PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
     "qwen2": _split(r"\p{N}"),
     "deepseek-r1-qwen": _split(r"\p{N}"),
     "llama-bpe": _split(r"\p{N}{1,3}"),
-    "tekken": [_pattern(_TEKKEN), _BYTES],
+    "smaug-bpe": _split(r"\p{N}{1,3}"),
+    "dbrx": _split(r"\p{N}{1,3}"),
+    "tekken": [_pattern(_CASED % ("", "", r"\p{N}")), _BYTES],
+    "gpt-4o": [_pattern(_CASED % (_SHORTENED, _SHORTENED, r"\p{N}{1,3}")), _BYTES],
 }
-"""How text is cut before merging, by `tokenizer.ggml.pre`, as the models' own tokenizer.json do it."""
+"""How text is cut before merging, by `tokenizer.ggml.pre`, as the models' own tokenizer.json do it. What
+llama.cpp's converter calls smaug-bpe is Llama 3's tokenizer where it puts no BOS first, as SmolLM3's; dbrx is
+that of Phi-4, gpt-4o that of Phi-4-mini."""
 
-_WHOLE_WORDS = {"llama-bpe", "tekken"}
+_WHOLE_WORDS = {"llama-bpe", "smaug-bpe", "tekken"}
 _ADDS_BOS = {"llama-bpe", "tekken"}
 _NFC = {"qwen2", "deepseek-r1-qwen"}
 LONGEST_PIECE = 256

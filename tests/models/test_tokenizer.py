@@ -31,6 +31,11 @@ TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+SHORTENED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+O200K = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{SHORTENED}|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{SHORTENED}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 PATTERNS = {
     "gpt-2": [GPT2],
     "smollm": [r"\p{N}|\P{N}+", GPT2],
@@ -40,6 +45,9 @@ PATTERNS = {
     "deepseek-r1-qwen": [CL100K.replace("DIGITS", r"\p{N}")],
     "tekken": [TEKKEN],
     "llama-bpe": [CL100K.replace("DIGITS", r"\p{N}{1,3}")],
+    "smaug-bpe": [CL100K.replace("DIGITS", r"\p{N}{1,3}")],
+    "dbrx": [CL100K.replace("DIGITS", r"\p{N}{1,3}")],
+    "gpt-4o": [O200K],
 }
 NFC = ("qwen2", "deepseek-r1-qwen")
 
@@ -52,7 +60,7 @@ def reference(text: str, pre: str, tokens: dict[str, int], ranks: dict[tuple[str
     letters, out = byte_letters(), []
     for word in words:
         symbols = [letters[byte] for byte in word.encode()]
-        if pre in ("llama-bpe", "tekken") and "".join(symbols) in tokens:
+        if pre in ("llama-bpe", "smaug-bpe", "tekken") and "".join(symbols) in tokens:
             symbols = ["".join(symbols)]
         while True:
             pairs = [
@@ -81,6 +89,15 @@ def test_fuzzed_texts_round_trip_and_equal_the_reference(tmp_path: Path, pre: st
         assert not set(encoded) & {0, 1, 2}
         expected = unicodedata.normalize("NFC", text) if pre in NFC else text
         assert tokenizer.decode(encoded, skip_special_tokens=False) == expected
+
+
+@pytest.mark.parametrize(
+    ("pre", "bos"), [("llama-bpe", 0), ("tekken", 0), ("smaug-bpe", None), ("gpt-4o", None), ("qwen2", None)]
+)
+def test_who_begins_texts_with_bos_unless_told(tmp_path: Path, pre: str, bos: int | None) -> None:
+    file = GgufFile(write_tiny_gguf(tmp_path / "m.gguf", pre=pre, layers=1))
+    file.fields.pop("tokenizer.ggml.add_bos_token", None)
+    assert tokenizer_from_gguf(file, 320).bos == bos
 
 
 def test_special_tokens_are_parsed_only_when_asked(tmp_path: Path) -> None:
