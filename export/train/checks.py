@@ -11,14 +11,16 @@ from hexgraft.export.train.head_file import free_bytes
 from hexgraft.export.train.job import Job, check_written
 from hexgraft.export.train.small_net import check_small
 from hexgraft.export.train.work import WAVES
+from hexgraft.host.layout import is_vendor
 from hexgraft.host.manifest import ModelEntry
 from hexgraft.models.errors import UsageError
 
 
 def check_job(model: ModelEntry, job: Job, work: Path, share: tuple[int, int]) -> None:
-    """Raise UsageError where `job` cannot be done for the target `model`: it asks for more than the target
-    has, or for too little text, or for more than fits on the disk of `work`. `share` is the part (i of n) of
-    the text that this process writes."""
+    """Raise UsageError where `job` cannot be done for the target `model`: it has no graph to train with, or
+    less than is asked for, or too little text is, or more than fits on the disk of `work`. `share` is the
+    part (i of n) of the text that this process writes."""
+    _check_graph(model)
     plan = job.plan(model.layers, model.context)
     if job.kind == "head":
         if min(plan.features) < 1:
@@ -36,6 +38,20 @@ def check_job(model: ModelEntry, job: Job, work: Path, share: tuple[int, int]) -
         check_written(job.tokens)
     waves = share[0] + 1 if job.waves is None else job.waves  # of a job that time ends, the first at least
     _check_space(plan, model.hidden, waves, work, share)
+
+
+def _check_graph(model: ModelEntry) -> None:
+    """Training runs the CPU's graph by torch, which knows its operators and float32 weights alone."""
+    precision = next((graph.precision for graph in model.graphs if graph.provider == "cpu"), None)
+    if precision == "fp32" and not is_vendor(model):
+        return
+    what = f"its graph for the CPU is {precision}" if precision is not None else "it has none for the CPU"
+    if is_vendor(model):
+        what = "its graphs are the vendor's"
+    raise UsageError(
+        f"{model.name} cannot be trained for in this bundle: {what}",
+        "give the checkpoint it was made of, or a bundle exported without --cpu-precision",
+    )
 
 
 def _check_space(plan: Plan, hidden: int, count: int, work: Path, share: tuple[int, int]) -> None:

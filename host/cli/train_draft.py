@@ -77,7 +77,13 @@ _USED_BY = {"vocab": "head", "unroll": "head", "start": "head", "layers": "small
     type=click.IntRange(min=64),
     help="Rows of text a training step reads.",
 )
-@click.option("--seed", default=0, show_default=True, help="Of prompts, sampling and order.")
+@click.option(
+    "--seed",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0, (1 << 32) - 1),
+    help="Of prompts, sampling and order.",
+)
 @click.option(
     "--texts", default=256, show_default=True, type=click.IntRange(min=1), help="Texts written side by side."
 )

@@ -16,9 +16,13 @@ pytest.importorskip("torch")
 
 import torch
 
+from hexgraft.export.train.checks import check_job
 from hexgraft.export.train.generate import Plan
+from hexgraft.export.train.job import Job
 from hexgraft.export.train.work import Work
 from hexgraft.export.train.workers import Workers
+from hexgraft.host.bundle import open_bundle
+from hexgraft.host.manifest import VENDOR_LAYOUT
 from hexgraft.models.errors import HexgraftError, UsageError
 
 SMALL = ["--tokens", "600", "--texts", "24", "--new-tokens", "40", "--threads", "1"]
@@ -55,6 +59,38 @@ def test_nothing_is_left_of_what_is_refused(
     assert done.exit_code == 2
     assert error_of(done)[0].startswith(message)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("seed", ["-1", "4294967296"])
+def test_seeds_that_numpy_or_torch_would_not_take(tmp_path: Path, seed: str) -> None:
+    done = hexgraft("train-draft", tmp_path, "-o", tmp_path / "draft", "--seed", seed)
+    assert done.exit_code == 2
+    assert "--seed" in error_of(done)[0]
+
+
+def test_bundles_without_a_graph_in_float32(folder: Path, tmp_path: Path) -> None:
+    packed = tmp_path / "packed"
+    checkpoint = folder / "target-checkpoint"
+    done = hexgraft("export", checkpoint, "-o", packed, "--cpu-precision", "w8")
+    assert done.exit_code == 0, done.output
+    done = hexgraft("train-draft", packed, "-o", tmp_path / "draft", *SMALL, "--vocab", "64")
+    assert done.exit_code == 2
+    message, hint = error_of(done)
+    assert message == "target-checkpoint cannot be trained for in this bundle: its graph for the CPU is w8"
+    assert hint.startswith("give the checkpoint it was made of")
+    assert [file.name for file in tmp_path.iterdir()] == ["packed"]
+
+
+def test_bundles_of_the_vendor_s_graphs(folder: Path) -> None:
+    job = Job(rows=64)
+    model = open_bundle(folder / "bundle").target
+    model.kv_layout = VENDOR_LAYOUT
+    with pytest.raises(UsageError, match="its graphs are the vendor's"):
+        check_job(model, job, folder / "work", (0, 1))
+    model = open_bundle(folder / "bundle").target
+    model.graphs = []
+    with pytest.raises(UsageError, match="it has none for the CPU"):
+        check_job(model, job, folder / "work", (0, 1))
 
 
 def test_a_target_too_flat_for_a_head(tmp_path: Path) -> None:
