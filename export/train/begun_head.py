@@ -73,8 +73,9 @@ def open_begun(path: Path, model: ModelEntry) -> HeadCheckpoint:
     return head
 
 
-def begun_head(head: HeadCheckpoint, scale: Tensor) -> HeadNet:
-    """A net with the weights of `head`; `scale` is what features are divided by while it is trained."""
+def begun_head(head: HeadCheckpoint, scale: Tensor, slope: float = 1.0) -> HeadNet:
+    """A net with the weights of `head`; `scale` is what features are divided by while it is trained, `slope`
+    what its last norm was multiplied by when it was written."""
     layer = head.config.layer
     net = HeadNet(
         HeadSizes(
@@ -90,9 +91,10 @@ def begun_head(head: HeadCheckpoint, scale: Tensor) -> HeadNet:
     )
     net.feature_scale.copy_(scale)
     parameters = dict(net.named_parameters())
+    factors: dict[str, Tensor | float] = {"fc": scale, "norm": 1 / slope}
     with torch.no_grad():
         for name, parameter in _PARAMETERS.items():
             weight = torch.from_numpy(np.concatenate(list(head.blocks(name))))
-            parameters.pop(parameter).copy_(weight * scale if name == "fc" else weight)
+            parameters.pop(parameter).copy_(weight * factors.get(name, 1.0))
     assert not parameters  # every weight of the net has come from the head
     return net

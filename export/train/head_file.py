@@ -18,13 +18,18 @@ from hexgraft.host.atomic_file import write_whole
 RECIPE = "recipe.json"
 
 
-def head_tensors(net: HeadNet, tokens: NDArray[np.int64], vocab: int) -> dict[str, NDArray[Any]]:
-    """The tensors of a head [float16] and its token tables; the scale of the features goes into `fc`."""
+def head_tensors(
+    net: HeadNet, tokens: NDArray[np.int64], vocab: int, slope: float = 1.0
+) -> dict[str, NDArray[Any]]:
+    """The tensors of a head [float16] and its token tables; the scale of the features goes into `fc`, and
+    what the target's logits are multiplied by (`TorchGraph.slope`) into the last norm."""
     tensors: dict[str, NDArray[Any]] = {}
     for name, parameter in net.named_parameters():
         value = parameter.detach().float().cpu()
         if name == "fc.weight":
             value = value / net.feature_scale.cpu()
+        if name == "norm.weight":
+            value = value * slope
         tensors[name] = value.numpy().astype(np.float16)
     marks = np.zeros(vocab, np.bool_)
     marks[tokens] = True
@@ -65,15 +70,17 @@ def write_head(
     vocab: int,
     context: int,
     extra: dict[str, dict[str, Any]],
+    slope: float = 1.0,
 ) -> None:
-    """Write a head, and `extra` JSON files beside it; a head that lies there already is replaced whole.
+    """Write a head as `head_tensors` has it, and `extra` JSON files beside it; a head that lies there already
+    is replaced whole.
 
     Raises HexgraftError when the disk is full.
     """
     folder.mkdir(parents=True, exist_ok=True)
     files = {name: _json(value) for name, value in extra.items()}
     files["config.json"] = _json(head_config(net, len(tokens), vocab, context))
-    files["model.safetensors"] = save(head_tensors(net, tokens, vocab), {"format": "pt"})
+    files["model.safetensors"] = save(head_tensors(net, tokens, vocab, slope), {"format": "pt"})
     for name, data in files.items():
         write_whole(folder / name, data, replace=True)
 

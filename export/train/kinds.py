@@ -50,13 +50,13 @@ class HeadDraft:
         start: HeadCheckpoint | None,
     ) -> None:
         scale = feature_scale(data)
-        head = begun_head(start, scale) if start else initial_head(graph, features, scale, seed)
+        head = begun_head(start, scale, graph.slope) if start else initial_head(graph, features, scale, seed)
         self._head = head.to(graph.device)
-        self.net, self._bundle, self._tokens = self._head, bundle, tokens
+        self.net, self._bundle, self._tokens, self._slope = self._head, bundle, tokens, graph.slope
 
     def write(self, folder: Path, extra: dict[str, dict[str, Any]]) -> None:
         target = self._bundle.target
-        write_head(folder, self._head, self._tokens, target.vocab, target.context, extra)
+        write_head(folder, self._head, self._tokens, target.vocab, target.context, extra, self._slope)
 
 
 class SmallDraft:

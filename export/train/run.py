@@ -48,7 +48,7 @@ class TrainingRun:
         self.draft, self.held, self.tokens, self.work, self.workers = draft, held, tokens, work, workers
         rows = torch.from_numpy(tokens).to(graph.device)
         self.embedding = graph.weight("embed")
-        self.head = graph.head[rows] * graph.logit_scale
+        self.head = graph.head[rows] * graph.slope
         self.trainer = Trainer(draft.net, data, self.embedding, self.head, job.train, workers)
         self.outlooks: list[Outlook] = []
         self.measured: list[int] = []

@@ -76,8 +76,13 @@ class TorchGraph:
 
     @property
     def logit_scale(self) -> float:
-        """What the final hidden state is multiplied by before the head."""
+        """What the final hidden state is multiplied by before the head, a cap's divisor included."""
         return float(self._values.get("logit_scale", 1.0))
+
+    @property
+    def slope(self) -> float:
+        """How many times as large as the product of states and head logits are, where no cap bends them."""
+        return self.logit_scale * float(self._values.get("final_softcap", 1.0))
 
     def logits(self, states: Tensor, head: Tensor | None = None) -> Tensor:
         """Logits [rows, vocab] of states after the last norm [rows, d], by some rows of the head if given."""
