@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import Protocol
 
 import numpy as np
@@ -85,12 +86,23 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def _other_error(path: Path) -> CheckpointError | None:
-    """What to say of a folder that is no model because it is a bundle or a draft head."""
+    """What to say of a folder that is no model because it is a bundle, a draft head or an adapter, or holds
+    GGUF files."""
     from hexgraft.models.head_checkpoint import is_head
+    from hexgraft.models.hub import ADAPTER, ADAPTER_HINT
 
     if (path / "bundle.json").is_file():
         hint = f"give what it was made of, see `hexgraft inspect {path}`"
         return CheckpointError(f"{path} is a bundle, not a checkpoint", hint)
+    if not (path / "config.json").is_file():
+        if (path / ADAPTER).is_file():
+            return CheckpointError(f"{path} is an adapter (LoRA), not a model of its own", ADAPTER_HINT)
+        if files := sorted(path.glob("*.gguf")):
+            return CheckpointError(
+                f"{path} is a folder, and a model of GGUF is a file",
+                f"give the file: {quote(str(files[0]))}"
+                + (f", or another of the {len(files)} there" if files[1:] else ""),
+            )
     try:
         head = is_head(path)
     except CheckpointError:

@@ -77,11 +77,12 @@ def read_headers(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def _tensor_files(path: Path) -> dict[str, str]:
-    """Tensor name to file name, from the index or the single file."""
-    if (path / INDEX).exists():
-        return _index(path)
+    """Tensor name to file name, from the single file or the index. Where both are there the file counts, as
+    with transformers: whoever joined shards, or trained on, left the index of what was there before."""
     if (path / SINGLE).exists():
         return dict.fromkeys(read_headers(path / SINGLE), SINGLE)
+    if (path / INDEX).exists():
+        return _index(path)
     hint = "download the complete folder"
     if any(path.glob("pytorch_model*.bin")):
         hint = "its weights are pickles (pytorch_model.bin); convert them to safetensors first"

@@ -15,6 +15,9 @@ _WANTED = ["*.json", "*.jinja", "*.safetensors", "merges.txt", "tokenizer.model"
 _LEFT = ["*/*", "consolidated*"]
 """What lies in folders are other formats of the same weights; Mistral's own layout has them a second time."""
 
+ADAPTER = "adapter_config.json"
+ADAPTER_HINT = "merge it into its model first, by peft's merge_and_unload, and save the tokenizer beside it"
+
 
 @dataclass(frozen=True, slots=True)
 class Download:
@@ -61,6 +64,10 @@ def download(path: Path, *also: str) -> Download:
         raise _refusal(str(path), error) from error
     origin = f"{repo}@{folder.name}"
     if file is None:
+        if not (folder / "config.json").is_file() and (folder / ADAPTER).is_file():
+            raise CheckpointError(
+                f"{repo} on the Hugging Face hub is an adapter (LoRA), not a model of its own", ADAPTER_HINT
+            )
         if not (folder / "config.json").is_file():
             raise CheckpointError(
                 f"{repo} on the Hugging Face hub has no config.json",

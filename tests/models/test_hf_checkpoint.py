@@ -190,6 +190,18 @@ def test_shards_read_as_one_file(folder: Path) -> None:
         np.testing.assert_array_equal(whole(sharded, name), array)
 
 
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_single_file_counts_beside_the_index_of_older_shards(folder: Path, gone: bool) -> None:
+    """Shards joined in place, or a model trained on and saved where the shards of the first lay."""
+    shard(folder)
+    write_tiny_hf(folder, seed=5)
+    if gone:
+        for file in folder.glob("model-*.safetensors"):
+            file.unlink()
+    expected = read_tiny_weights(folder)["model.norm.weight"]
+    np.testing.assert_array_equal(whole(HfCheckpoint(folder), "norm"), expected)
+
+
 @pytest.mark.parametrize("target", ["../model.safetensors", "/etc/passwd", "a/b", "..", "", "x\x00y", "a\\b"])
 def test_index_may_not_leave_the_folder(folder: Path, target: str) -> None:
     index = shard(folder)
@@ -279,6 +291,24 @@ def test_missing_files(folder: Path, tmp_path: Path) -> None:
         HfCheckpoint(tmp_path)
     with pytest.raises(CheckpointError, match="no checkpoint at"):
         open_checkpoint(tmp_path / "nothing")
+
+
+def test_folders_that_are_no_model_are_told_by_what_they_hold(tmp_path: Path) -> None:
+    adapter, files = tmp_path / "lora", tmp_path / "files"
+    for folder in (adapter, files):
+        folder.mkdir()
+    (adapter / "adapter_config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"is an adapter \(LoRA\), not a model of its own") as caught:
+        open_checkpoint(adapter)
+    assert "merge_and_unload" in str(caught.value.hint)
+    (files / "m-Q8_0.gguf").write_bytes(b"GGUF")
+    with pytest.raises(CheckpointError, match="a model of GGUF is a file") as caught:
+        open_checkpoint(files)
+    assert caught.value.hint == f"give the file: {files / 'm-Q8_0.gguf'}"
+    (files / "m-F16.gguf").write_bytes(b"GGUF")
+    with pytest.raises(CheckpointError, match="a model of GGUF is a file") as caught:
+        open_checkpoint(files)
+    assert caught.value.hint == f"give the file: {files / 'm-F16.gguf'}, or another of the 2 there"
 
 
 def test_reading_a_big_tensor_takes_the_memory_of_blocks(tmp_path: Path) -> None:

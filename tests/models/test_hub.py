@@ -177,6 +177,15 @@ def test_a_gguf_file_of_a_repository(hub: Hub, tmp_path: Path) -> None:
     assert "name one: owner/files/FILE.gguf" in opened(hub, tmp_path, "owner/files")
 
 
+def test_an_adapter_is_told_from_a_model(hub: Hub, tmp_path: Path) -> None:
+    (tmp_path / "lora").mkdir()
+    (tmp_path / "lora" / "adapter_config.json").write_text("{}")
+    hub.repos["owner/lora"] = tmp_path / "lora"
+    said = opened(hub, tmp_path, "owner/lora")
+    assert said.startswith("error: owner/lora on the Hugging Face hub is an adapter (LoRA)")
+    assert "merge_and_unload" in said
+
+
 @pytest.mark.parametrize(
     ("name", "environment", "words"),
     [
