@@ -11,7 +11,7 @@ from hexgraft.models.errors import CheckpointError
 from hexgraft.models.gguf_file import GgufFile
 from hexgraft.models.json_file import Fields
 from hexgraft.models.partial_rope import padded_rope
-from hexgraft.models.rope_scaling import factored_rope, linear_rope, plain_rope, yarn_rope
+from hexgraft.models.rope_scaling import factored_rope, linear_rope, plain_rope, yarn_context, yarn_rope
 
 FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors of divisors of frequencies: Llama 3's scaling, and longrope's two sets."""
@@ -54,6 +54,9 @@ def rope_from_gguf(file: GgufFile, fields: Fields, family: str, head_dim: int) -
     if family == "gemma3":
         local = plain_rope(dim, fields.number("gemma3.rope.freq_base_swa", _GEMMA3_LOCAL_THETA))
     rope = padded_rope(_resolve(file, fields, family, dim, theta, original), head_dim)
+    if fields.text(f"{family}.rope.scaling.type", "none") == "yarn" and FACTORS[0] not in file.tensors:
+        factor = fields.number(f"{family}.rope.scaling.factor", 1.0)
+        context = yarn_context(context, factor, original)
     return GgufRope(rope, local, context, None, rotated)
 
 

@@ -15,6 +15,7 @@ from hexgraft.models.rope_scaling import (
     llama3_rope,
     longrope_scale,
     plain_rope,
+    yarn_context,
     yarn_mscale,
     yarn_rope,
 )
@@ -66,6 +67,8 @@ def rope_from_hf(fields: Fields, family: str, head_dim: int, context: int) -> Hf
         if inner.text("rope_type", "default") != "default":
             raise CheckpointError(f"{fields.where}: RoPE scaling of the sliding layers is not supported")
         local = plain_rope(dim, inner.number("rope_theta", fields.number("rope_local_base_freq")))
+    if kind == "yarn" and settings.values.get("original_max_position_embeddings") is not None:
+        context = yarn_context(context, settings.number("factor", 1.0), original)
     if kind not in _UP_TO_ORIGINAL or (kind == "dynamic" and original >= context):
         return HfRope(rope, local, context, None, rotated)
     limit = f"RoPE scaling of type {kind} is right up to its original context of {original} positions only"

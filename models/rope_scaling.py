@@ -12,6 +12,7 @@ from hexgraft.models.config import Rope
 from hexgraft.models.errors import CheckpointError
 
 _MOST_DIMENSIONS = 4096
+_MOST_POSITIONS = (1 << 31) - 1
 
 
 def plain_rope(dim: int, theta: float) -> Rope:
@@ -75,6 +76,12 @@ def yarn_rope(
     ramp = np.clip((np.arange(dim // 2) - low) / max(high - low, 1e-3), 0, 1)
     scale = yarn_mscale(factor) if attention_factor is None else attention_factor
     return _rope(dim, base / factor * ramp + base * (1 - ramp), scale)
+
+
+def yarn_context(context: int, factor: float, original: int) -> int:
+    """Positions a model is right for that YaRN stretches `factor` times beyond `original`; `context` is what
+    it says itself, which recipes for longer texts leave as it was."""
+    return max(context, min(int(factor * original), _MOST_POSITIONS))
 
 
 def yarn_mscale(factor: float, weight: float = 1.0) -> float:

@@ -48,6 +48,12 @@ def test_a_gguf_equals_the_folder(name: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(read, expected, err_msg=tensor)
 
 
+def test_a_context_that_yarn_stretches_is_that_of_the_folder(tmp_path: Path) -> None:
+    folder = save_family(tmp_path / "m", "qwen2-yarn", max_position_embeddings=64)
+    (path,) = write_family_gguf(folder, tmp_path / "m.gguf")
+    assert open_checkpoint(folder).config.context == open_checkpoint(path).config.context == 4 * 64
+
+
 @pytest.fixture
 def parts(tmp_path: Path) -> list[Path]:
     return write_family_gguf(save_family(tmp_path / "m", "llama2"), tmp_path / "m.gguf", 3)

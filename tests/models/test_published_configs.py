@@ -87,6 +87,27 @@ def test_qwen_2_5_and_r1_distill_use_no_window(theta: float) -> None:
     assert not config.local_layers
 
 
+@pytest.mark.parametrize("context", [32768, 131072])
+@pytest.mark.parametrize("original", [32768, None])
+def test_qwen_2_5_stretched_by_the_recipe_of_its_authors(context: int, original: int | None) -> None:
+    """Who adds rope_scaling for long texts leaves max_position_embeddings as it was, or raises it, too."""
+    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": original}
+    config = read(
+        "qwen2",
+        layers=28,
+        hidden=3584,
+        ffn=18944,
+        heads=28,
+        kv=4,
+        vocab=152064,
+        context=context,
+        rope_theta=1e6,
+        rope_scaling={key: value for key, value in scaling.items() if value is not None},
+    )
+    assert config.context == (131072 if original else context)
+    assert config.rope.scale == pytest.approx(0.1 * log(4) + 1)
+
+
 def test_qwen3_0_6b() -> None:
     config = read(
         "qwen3",
