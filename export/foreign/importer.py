@@ -35,6 +35,8 @@ from hexgraft.host.manifest import (
 )
 from hexgraft.models.config import ModelConfig, tensor_shapes
 from hexgraft.models.errors import ExportError
+from hexgraft.models.file_names import readable_name
+from hexgraft.models.hf_checkpoint import license_of
 from hexgraft.models.hf_config import config_from_hf
 from hexgraft.models.hf_tokenizer import tokenizer_from_hf
 from hexgraft.models.json_file import read_json
@@ -94,8 +96,19 @@ def import_bundle(
             f"{source.name} has layers with a window, which the vendor's graphs show in no input",
             "choose a shorter --context-length, which no window cuts",
         )
+    if context > config.context:
+        limit = f": {config.context_limit}" if config.context_limit else ""
+        raise ExportError(
+            f"these graphs have a cache of {context} slots, {source.name} is right for {config.context} "
+            "positions",
+            f"choose a shorter --context-length{limit}",
+        )
     for found in chains.values():
         check_shapes(found, config)
+    notes: list[str] = []
+    vocabulary = tokenizer_from_hf(place, values, config.vocab, notes)
+    license = license_of(place / "README.md")
+    provenance = Provenance(readable_name(folder.resolve().name), "AI Hub export", license)
     with whole_folder(path) as whole:
         graphs: list[GraphEntry] = []
         precision = _precision(source, chains)
@@ -103,7 +116,7 @@ def import_bundle(
             graphs += copy_onnx(chains["onnx"], whole, precision)
         if "binary" in chains:
             graphs += copy_binaries(chains["binary"], source.binaries, whole, precision, options.soc)
-        tokenizer = write_tokenizer(tokenizer_from_hf(place, values, config.vocab), whole)
+        tokenizer = write_tokenizer(vocabulary, whole)
         files = sorted(file for file in whole.rglob("*") if file.is_file())
         manifest = Manifest(
             format=FORMAT,
@@ -111,11 +124,13 @@ def import_bundle(
             target=_model_entry(source.name, config, chains, graphs),
             draft=None,
             tokenizer=tokenizer,
-            provenance={"target": Provenance(folder.resolve().name, "AI Hub export", None)},
+            provenance={"target": provenance},
             parity={},
             files=hash_files(whole, files, report),
         )
         write_manifest(manifest, whole)
+    for note in notes:
+        say(f"note: {note}")
     for width, parts in first.parts.items():
         say(f"{width} rows over {first.columns - width} slots: {', '.join(graph.name for graph in parts)}")
 

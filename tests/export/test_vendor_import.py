@@ -101,6 +101,28 @@ def test_float_graphs_and_narrower_widths(tmp_path: Path) -> None:
         make(made.folder, tmp_path / "other", widths=(32,))
 
 
+def test_what_its_own_files_say_beside_the_graphs(export: VendorExport, tmp_path: Path) -> None:
+    """Where they disagree, and under what licence it is, as of any checkpoint."""
+    folder = copied(export, tmp_path / "m")
+    (folder / "README.md").write_text("---\nlicense: llama3.2\n---\n# Card\n")
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(values | {"eos_token_id": 7}))
+    said = make(folder, tmp_path / "bundle")
+    assert any(line.startswith("note: config.json stops at 7") for line in said)
+    assert open_bundle(tmp_path / "bundle").manifest.provenance["target"].license == "llama3.2"
+
+
+def test_a_cache_longer_than_the_model_is_right_for(export: VendorExport, tmp_path: Path) -> None:
+    folder = copied(export, tmp_path / "m")
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(values | {"max_position_embeddings": 87}))
+    with pytest.raises(ExportError, match=r"a cache of 88 slots, .* is right for 87 positions") as caught:
+        make(folder, tmp_path / "bundle")
+    assert caught.value.hint == "choose a shorter --context-length"
+    (folder / "config.json").write_text(json.dumps(values | {"max_position_embeddings": 88}))
+    make(folder, tmp_path / "bundle")
+
+
 def test_one_of_several_context_lengths(tmp_path: Path) -> None:
     made = write_vendor_export(tmp_path / "a", widths=(1, 8), columns=64, cuts=("embedded",))
     for file in made.folder.glob("*cl64_2*.onnx"):
