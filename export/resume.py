@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 from hexgraft.models.checkpoint import Checkpoint
+from hexgraft.models.gguf_file import parts_of
 from hexgraft.models.head_checkpoint import HeadCheckpoint
 
 STATE = "export.state"
@@ -71,8 +70,7 @@ def checkpoint_facts(path: Path) -> list[list[Any]]:
     Nothing else in its folder counts: the export itself may be there, or what its output is written to.
     """
     if path.is_file():
-        split = re.fullmatch(r"(.*)-\d{5}-of-(\d{5}\.gguf)", path.name)
-        files = sorted(path.parent.glob(f"{glob.escape(split[1])}-*-of-{split[2]}")) if split else [path]
+        files = [part for part in parts_of(path) if part.is_file()]
     else:
         files = [
             file

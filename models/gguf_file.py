@@ -20,6 +20,7 @@ MAX_TENSORS = 1 << 16
 MAX_ITEMS = 1 << 22
 MAX_HEADER = 256 << 20
 _MAX_PARTS = 1000
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.gguf)")
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 
@@ -82,7 +83,7 @@ def open_gguf(path: Path) -> GgufFile:
     count, number = (file.fields.get(f"split.{key}", 0) for key in ("count", "no"))
     if count in (0, 1):
         return file
-    named = re.fullmatch(r"(.*)-(\d{5})-of-(\d{5})(\.gguf)", path.name)
+    named = _PART.fullmatch(path.name)
     if not isinstance(count, int) or not 2 <= count <= _MAX_PARTS or named is None or int(named[3]) != count:
         raise CheckpointError(
             f"{path} is one of {count} parts of a split GGUF, but not named as such a part is",
@@ -100,6 +101,15 @@ def open_gguf(path: Path) -> GgufFile:
             raise CheckpointError(f"tensor {min(twice)[:80]} is in {part.path} and in a part before it")
         file.tensors |= part.tensors
     return file
+
+
+def parts_of(path: Path) -> list[Path]:
+    """The files a GGUF file's name says it consists of: itself, or all parts of a split one."""
+    named = _PART.fullmatch(path.name)
+    if named is None or not 1 <= int(named[3]) <= _MAX_PARTS:
+        return [path]
+    numbers = range(1, int(named[3]) + 1)
+    return [path.with_name(f"{named[1]}-{number:05}-of-{named[3]}{named[4]}") for number in numbers]
 
 
 class _HeaderReader:

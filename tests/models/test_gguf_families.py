@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from families import FAMILIES, save_family
 from families_gguf import write_family_gguf
 
+from hexgraft.export.resume import export_identity
 from hexgraft.models.checkpoint import open_checkpoint
 from hexgraft.models.config import tensor_shapes
 from hexgraft.models.errors import CheckpointError
@@ -57,6 +59,14 @@ def test_a_context_that_yarn_stretches_is_that_of_the_folder(tmp_path: Path) -> 
 @pytest.fixture
 def parts(tmp_path: Path) -> list[Path]:
     return write_family_gguf(save_family(tmp_path / "m", "llama2"), tmp_path / "m.gguf", 3)
+
+
+def test_an_export_does_not_go_on_with_another_part(parts: list[Path]) -> None:
+    """A part that was downloaded again is another checkpoint to the one that a killed export was of."""
+    before = export_identity(open_checkpoint(parts[0]), None, None)
+    assert export_identity(open_checkpoint(parts[0]), None, None) == before
+    os.utime(parts[1], (1, 1))
+    assert export_identity(open_checkpoint(parts[0]), None, None) != before
 
 
 def test_a_part_that_is_not_the_first_names_it(parts: list[Path]) -> None:
