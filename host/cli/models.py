@@ -39,6 +39,8 @@ def models(checkpoint: Path | None, draft: Path | None, context: int | None, as_
             raise UsageError(
                 "--draft goes with a CHECKPOINT", "name its target too: hexgraft models TARGET --draft DRAFT"
             )
+        if context is not None:
+            raise UsageError("--context goes with a CHECKPOINT", "name it, or leave out --context")
         _list(as_json)
         return
     target = open_checkpoint(checkpoint)

@@ -83,7 +83,10 @@ def test_a_draft_that_does_not_fit(tmp_path: Path) -> None:
     target = write_tiny_hf(tmp_path / "target")
     result = hexgraft("models", target, "--draft", write_tiny_hf(tmp_path / "draft", vocab=270))
     assert error_of(result)[0].startswith("the draft has another vocabulary: it lacks 50 of")
-    assert hexgraft("models", "--draft", target).exit_code == 2
+    for option in (("--draft", target), ("--context", "64")):
+        alone = hexgraft("models", *option)
+        assert alone.exit_code == 2
+        assert error_of(alone)[0] == f"{option[0]} goes with a CHECKPOINT"
 
 
 def test_a_context_is_that_of_an_export(tmp_path: Path) -> None:
