@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from hexgraft.export.train.torch_graph import TorchGraph
 from hexgraft.export.train.trainer import TrainOptions
 from hexgraft.export.train.work import Work
 from hexgraft.export.train.workers import Workers
+from hexgraft.export.writer import WEIGHTS
 from hexgraft.host.atomic_file import write_whole
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.lab.prompts import LAB_PROMPTS
@@ -107,7 +108,8 @@ class TrainingJob:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         low = torch.bfloat16 if job.train.low_precision else torch.float32
         self.graph = TorchGraph(bundle, dtype=low, device=device)
-        self.work = Work(work, bundle.manifest.files[_graph_file(bundle)].sha256, plan)
+        graph, weights = _target_files(bundle)
+        self.work = Work(work, graph, plan, weights)
         self._codec = TextCodec(bundle)
 
     def generate(self, shard: int, shards: int, advance: Advance) -> int:
@@ -223,5 +225,7 @@ class TrainingJob:
         return math.inf if minutes is None else 60 * minutes - (time.monotonic() - self.start)
 
 
-def _graph_file(bundle: Bundle) -> str:
-    return bundle.graph("target", "cpu").file
+def _target_files(bundle: Bundle) -> tuple[str, str]:
+    """The sha256 of the target's graph and of its weights."""
+    file, files = bundle.graph("target", "cpu").file, bundle.manifest.files
+    return files[file].sha256, files[PurePosixPath(file).with_name(WEIGHTS).as_posix()].sha256

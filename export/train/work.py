@@ -23,6 +23,7 @@ CHECKPOINT = "checkpoint.pt"
 WAVES = "waves"
 _NAMES = {
     "target": "the target's graph",
+    "weights": "the target's weights file",
     "seed": "--seed",
     "features": "what a draft reads (--kind)",
     "texts": "--texts",
@@ -33,21 +34,25 @@ _NAMES = {
 
 
 class Work:
-    """A work folder for one target and one plan. Opening it with another plan is refused."""
+    """A work folder for one target and one plan. Opening it with another plan is refused.
 
-    def __init__(self, path: Path, target: str, plan: Plan) -> None:
+    `target` and `weights` are the sha256 of the target's graph and of its weights' file.
+    """
+
+    def __init__(self, path: Path, target: str, plan: Plan, weights: str = "") -> None:
         self.path, self.plan = path, plan
         try:
             (path / WAVES).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise cannot_write(path, error) from error
-        wanted = msgspec.json.format(msgspec.json.encode({"target": target, **asdict(plan)}), indent=1)
+        facts = {"target": target, "weights": weights, **asdict(plan)}
+        wanted = msgspec.json.format(msgspec.json.encode(facts), indent=1)
         file = path / PLAN
         if not file.is_file():
             write_whole(file, wanted, replace=True)
-        elif file.read_bytes() != wanted:
+        elif differ := _differences(file.read_bytes(), wanted):
             raise UsageError(
-                f"{path} holds text of another training: {_differences(file.read_bytes(), wanted)}",
+                f"{path} holds text of another training: {differ}",
                 f"name another folder with --work, or remove it: rm -r {quote(str(path))}",
             )
 
@@ -125,18 +130,20 @@ class Work:
 
 
 def _differences(there: bytes, here: bytes) -> str:
-    """What two plans do not agree about, with what each says."""
+    """What two plans do not agree about, with what each says; nothing where they do. Plans of old do not say
+    what weights they are for."""
     wanted = msgspec.json.decode(here, type=dict[str, Any])
     try:
         found = msgspec.json.decode(there, type=dict[str, Any])
     except msgspec.DecodeError:
         return f"its {PLAN} cannot be read"
+    found.setdefault("weights", wanted["weights"])
     differ = [name for name in wanted if found.get(name) != wanted[name]]
     parts = [
         f"{_NAMES[name]} is {_shown(found.get(name))} there and {_shown(wanted[name])} here"
         for name in differ
     ]
-    return "; ".join(parts) or f"its {PLAN} says more than this one"
+    return "; ".join(parts) or (f"its {PLAN} says more than this one" if found != wanted else "")
 
 
 def _shown(value: object) -> str:

@@ -11,6 +11,7 @@ import click
 from click.core import ParameterSource
 
 from hexgraft.export.writer import ExportOptions, export_bundle, target_entry
+from hexgraft.host.atomic_file import write_whole
 from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.cli.console import print_json, say, token_progress
 from hexgraft.host.cli.finite import Finite
@@ -229,6 +230,7 @@ def _bundle(target: Path, work: Path, job: Job, share: tuple[int, int], workers:
     """The target as a bundle, once nothing is found against the job; a checkpoint is exported into the work
     folder, once."""
     from hexgraft.export.train.checks import check_job
+    from hexgraft.export.train.fingerprint import fingerprint
 
     if (target / MANIFEST).is_file():
         bundle = open_bundle(target)
@@ -236,10 +238,12 @@ def _bundle(target: Path, work: Path, job: Job, share: tuple[int, int], workers:
         bundle.verify()
         return bundle
     path, checkpoint = work / "target", open_checkpoint(target)
+    source, mark = work / "target.source", fingerprint(checkpoint.path)
     options = ExportOptions(context=min(ExportOptions().context, checkpoint.config.context), attention=CHOSEN)
     check_job(target_entry(checkpoint, options), job, work, share)
     if workers.first and not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(source, mark.encode(), replace=True)
         try:
             export_bundle(checkpoint, path, options=options, report=lambda step: None)
         except HexgraftError:
@@ -259,5 +263,10 @@ def _bundle(target: Path, work: Path, job: Job, share: tuple[int, int], workers:
             f"{path} is a bundle of {made.checkpoint} ({made.format}), not of {checkpoint.origin} "
             f"({checkpoint.source_format})",
             "name another folder with --work",
+        )
+    if source.is_file() and source.read_text() != mark:
+        raise UsageError(
+            f"{target} has other weights, or another config.json, than when {path} was made of it",
+            f"name another folder with --work, or begin anew: rm -r {quote(str(work))}",
         )
     return bundle

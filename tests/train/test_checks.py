@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from command import error_of, hexgraft
 from pair import write_pair
+from tiny import write_tiny_hf
 
 pytest.importorskip("torch")
 
@@ -137,6 +139,41 @@ def test_a_folder_with_another_target_s_bundle(folder: Path, tmp_path: Path) -> 
     assert "is a bundle of target-checkpoint (" in message
     assert "not of draft-checkpoint (" in message
     assert hint == "name another folder with --work"
+
+
+def test_a_target_that_was_trained_on_since(tmp_path: Path) -> None:
+    """Neither its bundle nor the text it wrote then is taken for its own; a copy elsewhere is the same."""
+    options = ["-o", tmp_path / "draft", "--work", tmp_path / "w", *SMALL, "--vocab", "64", "--shard", "0/1"]
+    target = write_tiny_hf(tmp_path / "m", layers=4)
+    assert hexgraft("train-draft", target, *options).exit_code == 0
+    copy = shutil.copytree(target, tmp_path / "elsewhere" / "m", copy_function=shutil.copyfile)
+    assert hexgraft("train-draft", copy, *options).exit_code == 0
+    write_tiny_hf(target, layers=4, seed=7)
+    done = hexgraft("train-draft", target, *options)
+    assert done.exit_code == 2
+    message, hint = error_of(done)
+    assert message.startswith(f"{target} has other weights, or another config.json, than when ")
+    assert hint == f"name another folder with --work, or begin anew: rm -r {tmp_path / 'w'}"
+
+
+def test_a_bundle_of_other_weights_under_the_same_name(tmp_path: Path) -> None:
+    options = ["-o", tmp_path / "draft", "--work", tmp_path / "w", *SMALL, "--vocab", "64", "--shard", "0/1"]
+    for seed, code in ((0, 0), (0, 0), (7, 2)):
+        target = write_tiny_hf(tmp_path / "m", layers=4, seed=seed)
+        shutil.rmtree(tmp_path / "b", ignore_errors=True)
+        assert hexgraft("export", target, "-o", tmp_path / "b").exit_code == 0
+        done = hexgraft("train-draft", tmp_path / "b", *options)
+        assert done.exit_code == code, done.output
+    assert "holds text of another training: the target's weights file is " in error_of(done)[0]
+
+
+def test_plans_that_do_not_say_what_weights_they_are_for(tmp_path: Path) -> None:
+    plan = Plan(0, (1, 2, 3))
+    Work(tmp_path, "a" * 64, plan, "b" * 64)
+    facts = json.loads((tmp_path / "plan.json").read_text())
+    del facts["weights"]
+    (tmp_path / "plan.json").write_text(json.dumps(facts))
+    Work(tmp_path, "a" * 64, plan, "c" * 64)
 
 
 @pytest.mark.parametrize("file", ["bundle.json", "target/model.weights"])
