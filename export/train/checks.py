@@ -12,7 +12,7 @@ from hexgraft.export.train.job import Job, check_written
 from hexgraft.export.train.small_net import check_small
 from hexgraft.export.train.work import WAVES
 from hexgraft.host.layout import is_vendor
-from hexgraft.host.manifest import ModelEntry
+from hexgraft.host.manifest import KV_LAYOUT, ModelEntry
 from hexgraft.models.errors import UsageError
 
 
@@ -43,14 +43,17 @@ def check_job(model: ModelEntry, job: Job, work: Path, share: tuple[int, int]) -
 def _check_graph(model: ModelEntry) -> None:
     """Training runs the CPU's graph by torch, which knows its operators and float32 weights alone."""
     precision = next((graph.precision for graph in model.graphs if graph.provider == "cpu"), None)
-    if precision == "fp32" and not is_vendor(model):
+    if precision == "fp32" and model.kv_layout == KV_LAYOUT:
         return
     what = f"its graph for the CPU is {precision}" if precision is not None else "it has none for the CPU"
     if is_vendor(model):
         what = "its graphs are the vendor's"
+    elif precision == "fp32":
+        what = "its attention is fused"
     raise UsageError(
         f"{model.name} cannot be trained for in this bundle: {what}",
-        "give the checkpoint it was made of, or a bundle exported without --cpu-precision",
+        "give the checkpoint it was made of, or a bundle exported without --cpu-precision and "
+        "--cpu-attention",
     )
 
 

@@ -70,15 +70,24 @@ def test_seeds_that_numpy_or_torch_would_not_take(tmp_path: Path, seed: str) -> 
     assert "--seed" in error_of(done)[0]
 
 
-def test_bundles_without_a_graph_in_float32(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("option", "value", "what"),
+    [
+        ("--cpu-precision", "w8", "its graph for the CPU is w8"),
+        ("--cpu-attention", "fused", "its attention is fused"),
+    ],
+)
+def test_bundles_whose_graph_torch_does_not_know(
+    folder: Path, tmp_path: Path, option: str, value: str, what: str
+) -> None:
     packed = tmp_path / "packed"
     checkpoint = folder / "target-checkpoint"
-    done = hexgraft("export", checkpoint, "-o", packed, "--cpu-precision", "w8")
+    done = hexgraft("export", checkpoint, "-o", packed, option, value)
     assert done.exit_code == 0, done.output
     done = hexgraft("train-draft", packed, "-o", tmp_path / "draft", *SMALL, "--vocab", "64")
     assert done.exit_code == 2
     message, hint = error_of(done)
-    assert message == "target-checkpoint cannot be trained for in this bundle: its graph for the CPU is w8"
+    assert message == f"target-checkpoint cannot be trained for in this bundle: {what}"
     assert hint.startswith("give the checkpoint it was made of")
     assert [file.name for file in tmp_path.iterdir()] == ["packed"]
 
