@@ -17,7 +17,7 @@ from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.cli.authors import take_authors
 from hexgraft.host.cli.console import bytes_progress
 from hexgraft.host.cli.phone_options import build_options, refuse_unused, soc_model
-from hexgraft.host.cli.tuned import site_of, tuned_drafter, wants_tuned
+from hexgraft.host.cli.tuned import Draft, site_of, tuned_drafter, wants_tuned
 from hexgraft.host.decode import DecodeOptions, Decoder
 from hexgraft.host.drafters.base import Drafter
 from hexgraft.host.drafters.knobs import TableKnobs, parse_knobs
@@ -301,23 +301,24 @@ def open_decoder(bundle: Bundle, codec: TextCodec, answer: AnswerText, options: 
     name = _drafter_name(bundle, options)
     target = open_role(bundle, "target", options)
     open_draft = partial(open_role, bundle, "draft", options)
-    tuned = None
+    draft = None
     if wants_tuned(options):
         site = site_of(place_of(bundle, options), options["threads"], target)
-        tuned = tuned_drafter(bundle, site, target, open_draft, sampling)
-    drafter, tree_size = tuned or (
+        draft = tuned_drafter(bundle, site, target, open_draft, sampling)
+    draft = draft or Draft(
         _drafter(name, bundle, codec, options, open_draft, sampling, verifier),
         1 if name == "none" else _tree_size(options["tree_size"], target),
+        options["tree_depth"],
     )
     decode = DecodeOptions(
         max_tokens=options["max_tokens"],
-        tree_size=tree_size,
-        tree_depth=options["tree_depth"],
+        tree_size=draft.size,
+        tree_depth=draft.depth,
         stops=frozenset(bundle.manifest.tokenizer.stop_tokens),
         logprobs=options.get("logprobs"),
         sampling=sampling,
     )
-    return Decoder(target, drafter, decode, verifier, answer.ends)
+    return Decoder(target, draft.drafter, decode, verifier, answer.ends)
 
 
 def _tree_size(asked: int | None, target: Session) -> int:

@@ -10,6 +10,7 @@ import click
 
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.decode import Decoder, Round
+from hexgraft.host.drafters.adaptive import Adaptive
 from hexgraft.host.text import TextCodec
 from hexgraft.host.traces.trace import Recorder, top_recorded
 from hexgraft.host.traces.trace_file import TraceWriter
@@ -38,7 +39,8 @@ class Tracing:
 
     def begin(self, bundle: Bundle, decoder: Decoder, prompt: list[int], options: dict[str, Any]) -> None:
         if self._writer:
-            whole, knobs = options["widths"] == "bundle", options["draft_option"]
+            whole, drafter = options["widths"] == "bundle", decoder.drafter
+            knobs = drafter.knobs if isinstance(drafter, Adaptive) else options["draft_option"]
             header = self._recorder.header(bundle, decoder, prompt, whole=whole, knobs=knobs)
             self._writer.write(header)
 

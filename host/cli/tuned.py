@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -28,6 +29,16 @@ _EXPLICIT = ("draft", "tree_size", "tree_depth", "corpus")
 """Options that say how to draft: whoever gives one wants that and nothing else."""
 
 
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """How to draft: the drafter, and what its trees may be: `size` nodes at most, `depth` levels below the
+    root, None for no limit."""
+
+    drafter: Drafter
+    size: int
+    depth: int | None = None
+
+
 def site_of(place: Place, threads: int, session: Session) -> Site:
     """Where a choice for this session holds."""
     identity = session.serial if isinstance(session, DeviceSession) else this_machine().identity
@@ -43,9 +54,9 @@ def wants_tuned(options: dict[str, Any]) -> bool:
 
 def tuned_drafter(
     bundle: Bundle, site: Site, target: Session, open_draft: Callable[[], Session], sampling: Sampling
-) -> tuple[Drafter, int] | None:
-    """The drafter chosen for a site, kept to what pays, with the largest tree it may draw; None if nothing
-    was chosen for this temperature. Says so."""
+) -> Draft | None:
+    """The drafter chosen for a site, kept to what pays; None if nothing was chosen for this temperature. Says
+    so."""
     tuned = read_tuned(site)
     choice = tuned.at(sampling.temperature) if tuned is not None else None
     if tuned is None or choice is None:
@@ -53,7 +64,7 @@ def tuned_drafter(
     setting = choice.setting
     if setting is None:
         say("tuned: plain decoding, as no tree pays here (--no-tuned drafts all the same)")
-        return NoDraft(), 1
+        return Draft(NoDraft(), 1)
     costs = Costs.of(tuned.profile, choice.drafting)
     sizes = sizes_of(costs, target.spec.tree_width)
     if not sizes:
@@ -68,8 +79,9 @@ def tuned_drafter(
         choice.speedup,
         choice.prior,
     )
+    drafter.knobs = setting.options
     say(f"tuned: {setting.title}, as far as it pays ({_words(choice)}; --no-tuned leaves it)")
-    return drafter, sizes[-1]
+    return Draft(drafter, sizes[-1], setting.tree_depth)
 
 
 def _words(choice: Choice) -> str:

@@ -87,6 +87,8 @@ class Adaptive(WrappedDrafter):
         self._ledger = Ledger()
         self._last: _Drafted | None = None
         self._read = 0
+        self.knobs: tuple[str, ...] = ()
+        """The parameters `drafter` was made with, NAME=VALUE, for a record of the run."""
         self.drafted: list[int] = []
         """In how many rounds of each text the drafter was asked for a tree."""
 

@@ -20,6 +20,7 @@ from hexgraft.host.measure.machine import this_machine
 from hexgraft.host.measure.profile import LatencyProfile, write_profile
 from hexgraft.host.measure.setting import Setting
 from hexgraft.host.prefix import Place
+from hexgraft.host.traces.trace_file import read_trace
 from hexgraft.models.errors import HexgraftError, UsageError
 
 PROMPT = ("-p", "the sky is blue", "--raw", "--max-tokens", "24")
@@ -157,6 +158,16 @@ def test_a_trace_of_a_tuned_run_repeats_and_replays(bundle: Bundle, tmp_path: Pa
     assert rounds[0] == rounds[1]
     replayed = hexgraft("replay", str(traces[0]), str(bundle.path))
     assert replayed.exit_code == 0, replayed.output
+
+
+def test_a_tuned_run_keeps_to_the_depth_that_was_chosen(bundle: Bundle, tmp_path: Path) -> None:
+    keep(bundle, Setting("levels", 8, tree_depth=2, options=("top_k=3",)))
+    done = hexgraft("run", str(bundle.path), *PROMPT, "--trace", str(tmp_path / "run.jsonl"))
+    assert "tuned: levels, 8 nodes, depth 2, top_k=3, as far as it pays" in done.stderr
+    trace = read_trace(tmp_path / "run.jsonl")
+    assert max(current.tree().depth for current in trace.rounds) == 2
+    assert trace.header.tree_depth == 2
+    assert trace.header.knobs == ["top_k=3"]
 
 
 def rounds_of(trace: Path) -> list[dict[str, object]]:
