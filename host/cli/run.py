@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from hexgraft.host.cli.authors import authors_option
+from hexgraft.host.cli.authors import authors_option, take_authors
 from hexgraft.host.cli.console import print_json, say, stderr, token_progress
 from hexgraft.host.cli.generation import Generation, generate, logprobs_json, print_piece, summary
 from hexgraft.host.cli.interrupt import interruptible
@@ -88,6 +88,7 @@ def run(bundle: Path, dash: str | None, prompt: str | None, file: Path | None, *
     text = read_prompt(prompt, file, dash)
     options["system"] = take_system(options)
     opened = open_checked(bundle, options["no_verify"])
+    take_authors(opened, options)
     codec = TextCodec(opened)
     prefix = open_baked(opened, options)
     if prefix is not None and options["system"] is None and not options["raw"]:

@@ -24,9 +24,9 @@ trace_option = click.option(
 
 
 def candidates_wanted(options: dict[str, Any]) -> int | None:
-    """`DecodeOptions.logprobs`: as many as were asked for, or as a trace holds."""
+    """`DecodeOptions.logprobs`: as many as were asked for, and no fewer than a trace holds."""
     asked: int | None = options["logprobs"]
-    return top_recorded(options["temperature"]) if asked is None and options["trace"] else asked
+    return max(asked or 0, top_recorded(options["temperature"])) if options["trace"] else asked
 
 
 class Tracing:

@@ -11,6 +11,8 @@ from command import error_of, hexgraft
 from tiny import write_tiny_hf
 
 from hexgraft.export.writer import ExportOptions, export_bundle
+from hexgraft.host.traces.trace import TOP_SAMPLED
+from hexgraft.host.traces.trace_file import read_trace
 from hexgraft.models.checkpoint import open_checkpoint
 
 PROMPT = ("-p", "the fox in the garden", "--max-tokens", "24")
@@ -53,6 +55,13 @@ def test_authors_sampling_is_that_of_the_options_it_names(bundle: Path) -> None:
     )
     plain = hexgraft("run", bundle, *PROMPT, "--sampling", "authors", "--seed", "3", "--plain")
     assert plain.stdout == result.stdout
+
+
+def test_a_trace_holds_as_many_candidates_as_draws_need(bundle: Path, tmp_path: Path) -> None:
+    text_of(bundle, "--sampling", "authors", "--trace", str(tmp_path / "run.jsonl"))
+    trace = read_trace(tmp_path / "run.jsonl")
+    assert trace.header.sampling.temperature == 1.5
+    assert {len(judged.top) for current in trace.rounds for judged in current.judged} == {TOP_SAMPLED}
 
 
 def test_what_is_given_wins(bundle: Path) -> None:

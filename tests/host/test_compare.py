@@ -78,6 +78,17 @@ def test_a_run_that_was_given_fewer_tokens_is_identical_as_far_as_it_goes(
     assert "then one run ends (max-tokens)" in found.reason
 
 
+@pytest.mark.parametrize("finish", ["interrupted", "lost"])
+def test_a_run_that_was_cut_short_is_identical_as_far_as_it_goes(
+    bundle: Bundle, target: CpuSession, plain: Trace, finish: str
+) -> None:
+    short = record(bundle, target, "levels", tokens=17)
+    assert short.end is not None
+    short.end.finish = finish
+    assert compare(plain, short).verdict == compare(short, plain).verdict == IDENTICAL
+    assert f"then one run ends ({finish})" in compare(plain, short).reason
+
+
 def test_a_text_that_ended_by_itself_is_a_difference(
     bundle: Bundle, target: CpuSession, plain: Trace
 ) -> None:

@@ -108,6 +108,19 @@ def test_draws_record_more_candidates(traces: dict[str, Path]) -> None:
 # ---------------------------------------------------------------------- tree
 
 
+@pytest.mark.parametrize("asked", [0, 1, 8])
+def test_a_trace_holds_its_candidates_whatever_log_probabilities_are_asked_for(
+    bundle: Path, tmp_path: Path, asked: int
+) -> None:
+    file = tmp_path / "run.jsonl"
+    words = ("-p", TEXT, "--raw", "--max-tokens", 8, "--trace", file, "--json", "--logprobs", asked)
+    done = Outcome("run", bundle, *words)
+    assert {len(each["top"]) for each in done.json["logprobs"]} == {asked}
+    rounds = read_trace(file).rounds
+    assert {len(judged.top) for current in rounds for judged in current.judged} == {max(5, asked)}
+    assert all(margin is not None for current in rounds for margin in current.margins)
+
+
 def test_tree_draws_all_rounds_or_one(traces: dict[str, Path]) -> None:
     rounds = read_trace(traces["levels"]).rounds
     done = Outcome("tree", traces["levels"])
