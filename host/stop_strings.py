@@ -66,7 +66,7 @@ class AnswerText:
 
     def begin(self, start: str = "") -> None:
         """Start on an answer whose text begins with `start`."""
-        self._stream = self._codec.stream()
+        self._stream = self._codec.stream(after=start)
         self._stops = StopStrings(self._strings)
         self._shown: list[str] = []
         self._fresh: list[str] = [self._stops.push(start)]

@@ -116,11 +116,15 @@ class TextCodec:
 
     def token(self, token: int) -> str:
         """One token as it would show in a tree: its text, or its name where it has none."""
-        text: str = self._tokenizer.decode([token], skip_special_tokens=False)
+        # The second of two, as some decoders take a space off the token that begins a text.
+        first: str = self._tokenizer.decode([token], skip_special_tokens=False)
+        both: str = self._tokenizer.decode([token, token], skip_special_tokens=False)
+        text = both.removeprefix(first)
         return text if text and "\ufffd" not in text else str(self._tokenizer.id_to_token(token))
 
-    def stream(self) -> TextStream:
-        return TextStream(self._tokenizer)
+    def stream(self, after: str = "") -> TextStream:
+        """The text of tokens to come, which goes on where the text `after` ends."""
+        return TextStream(self._tokenizer, self.encode_plain(after) if after else ())
 
     def _ids(self, text: str) -> list[int]:
         check_text(text)
@@ -138,13 +142,14 @@ class TextStream:
     """Turns tokens into text as they come, holding back bytes that do not form a character yet.
 
     What was pushed, then `flush`, is what `TextCodec.decode` gives for all the tokens at once. A few tokens
-    are decoded anew with each: some tokenizers write a token differently where it begins a text.
+    are decoded anew with each: some tokenizers write a token differently where it begins a text. `after` are
+    tokens that went before, whose text has been given.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, after: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._tokens: list[int] = []
-        self._given = 0
+        self._tokens = list(after)
+        self._given = len(self._decode(self._tokens))
 
     def push(self, tokens: Sequence[int]) -> str:
         return "".join([self._step(token) for token in tokens])

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pair import make_pair
+from tokenizers import Tokenizer, decoders, models
 
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cpu_session import CpuSession
@@ -140,6 +141,35 @@ def test_a_given_beginning_counts_towards_stop_strings(codec: TextCodec) -> None
     assert answer.text == "x"
     with pytest.raises(UsageError, match="holds the stop string 'abc'"):
         answer.begin("an abc")
+
+
+@pytest.fixture
+def spaced(codec: TextCodec, monkeypatch: pytest.MonkeyPatch) -> TextCodec:
+    """A codec as of Llama 2: tokens begin with a space, which the first token of a decoded text loses."""
+    words = ["<unk>", "\u2581", "\u2581List", ":", "\u2581is", "is", *(f"<0x{n:02X}>" for n in range(256))]
+    model = models.BPE({word: number for number, word in enumerate(words)}, [], byte_fallback=True)
+    tokenizer = Tokenizer(model)
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    monkeypatch.setattr(codec, "_tokenizer", tokenizer)
+    monkeypatch.setattr(codec, "encode_plain", lambda text: [2, 3])
+    return codec
+
+
+def test_what_follows_a_given_beginning_keeps_its_space(spaced: TextCodec) -> None:
+    answer = AnswerText(spaced, [": is is"])
+    answer.begin("List:")
+    assert not answer.ends(4)
+    assert answer.finish() == "List: is"
+    answer.begin("List:")
+    assert [answer.ends(token) for token in (4, 4)] == [False, True]
+    assert answer.finish() == "List"
+
+
+def test_a_token_by_itself_keeps_its_space(spaced: TextCodec) -> None:
+    assert [spaced.token(token) for token in range(1, 6)] == [" ", " List", ":", " is", "is"]
+    assert spaced.token(6 + 0xC3) == "<0xC3>"
 
 
 def test_stop_tokens_are_no_part_of_the_text(codec: TextCodec) -> None:
