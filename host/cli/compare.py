@@ -28,6 +28,7 @@ from hexgraft.host.cli.options import (
 from hexgraft.host.cli.phone_options import build_where_it_is
 from hexgraft.host.cli.run import read_prompt
 from hexgraft.host.cli.tree_view import visible
+from hexgraft.host.cli.typed import typed_option
 from hexgraft.host.text import TextCodec
 from hexgraft.host.traces.compare import (
     DIFFERENT,
@@ -92,6 +93,9 @@ def compare(
     if second is not None:
         if prompt is not None or file is not None:
             raise UsageError("two traces have their prompt", "leave out -p and -f, or give one bundle")
+        unused = typed_option(but=("noise", "as_json"))
+        if unused is not None:
+            raise UsageError(f"two traces have no use for {unused}", "leave it out, or give one bundle")
         a, b = read_trace(first), read_trace(second)
     elif first.is_dir():
         a, b = _both(first, read_prompt(prompt, file, None), options)

@@ -330,7 +330,12 @@ def _drafter_name(bundle: Bundle, options: dict[str, Any]) -> str:
     if options["plain"]:
         if asked not in (None, "none"):
             raise UsageError(f"--plain and --draft {asked} contradict each other", "leave one out")
-        return "none"
+        asked = "none"
+    if asked == "none":
+        for name, value in (("--tree-size", options["tree_size"]), ("--tree-depth", options["tree_depth"])):
+            if value not in (None, 1):
+                raise UsageError(f"plain decoding has no use for {name} {value}", "leave it out")
+        return asked
     if asked is None and options["verifier"] != "match" and bundle.draft is not None:
         return "sampled"
     return asked or default_drafter(bundle)

@@ -25,6 +25,7 @@ from hexgraft.host.cli.options import (
 )
 from hexgraft.host.cli.tune_report import show_chosen, show_foreseen
 from hexgraft.host.cli.tuned import site_of
+from hexgraft.host.cli.typed import typed_option
 from hexgraft.host.decode import DecodeOptions
 from hexgraft.host.drafters.registry import DRAFTERS
 from hexgraft.host.lab.comparison import Transcript, transcribe
@@ -98,6 +99,12 @@ def tune(bundle: Path, **options: Any) -> None:
       hexgraft tune pair --profile snapdragon-8-elite
     """
     # What was typed is checked before minutes are spent on measuring.
+    unused = typed_option(("verified", "repeats")) if options["profile"] is not None else None
+    if unused is not None:
+        raise UsageError(
+            f"--profile foretells and runs nothing: it has no use for {unused}",
+            f"leave out {unused} or --profile",
+        )
     names = _names(options["drafters"])
     prompts = _prompts(options["prompts"], options["per_category"])
     sampling = take_sampling(options)
@@ -185,6 +192,10 @@ def _opened(draft: Metered | None) -> Session:
 
 def _prompts(file: Path | None, per_category: int) -> list[LabPrompt]:
     if file is not None:
+        if typed_option(("per_category",)) is not None:
+            raise UsageError(
+                "--per-category chooses among the built-in prompts", "leave out --per-category or --prompts"
+            )
         return take_prompts(file, ())
     every = take_prompts(None, ())
     return [p for c in CATEGORIES for p in [each for each in every if each.category == c][:per_category]]

@@ -98,6 +98,14 @@ def test_trees_emit_what_plain_decoding_emits(
     assert trees["text"] == plain["text"]
 
 
+@pytest.mark.parametrize("plain", [("--plain",), ("--draft", "none")])
+@pytest.mark.parametrize("option", ["--tree-size", "--tree-depth"])
+def test_plain_decoding_takes_no_trees(bundle: Path, plain: tuple[str, ...], option: str) -> None:
+    done = hexgraft("run", bundle, "-p", PROMPT, *plain, option, "4")
+    assert done.exit_code == 2
+    assert error_of(done) == (f"plain decoding has no use for {option} 4", "leave it out")
+
+
 def test_draft_options_reach_the_drafter(bundle: Path) -> None:
     common = ("-p", PROMPT, "--max-tokens", "40", "--draft", "levels")
     deep = run_json(bundle, *common, "--draft-option", "depth=5")["stats"]

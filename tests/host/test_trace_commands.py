@@ -218,6 +218,8 @@ def test_compare_says_what_it_needs(bundle: Path, traces: dict[str, Path]) -> No
     for arguments, words in (
         ([traces["plain"]], "one trace has nothing to be compared with"),
         ([traces["plain"], traces["levels"], "-p", "x"], "two traces have their prompt"),
+        ([traces["plain"], traces["levels"], "--max-tokens", 5], "two traces have no use for --max-tokens"),
+        ([traces["plain"], traces["levels"], "--with-backend", "cpu"], "no use for --with-backend"),
         ([bundle], "give one prompt"),
         ([traces["plain"], traces["warm"]], "draw tokens differently"),
         ([traces["plain"], bundle / "bundle.json"], "is not a trace"),

@@ -57,3 +57,26 @@ def test_what_stands_in_the_environment_is_for_other_runs(
 def test_one_of_two_backends_with_a_use_for_it_is_enough(tmp_path: Path) -> None:
     words = ["compare", tmp_path, "-p", "a", "--with-backend", "device", "--serial", "x"]
     assert "has no use for" not in error_of(hexgraft(*words))[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["compare", "a", "b", "--temperature", "0.8"], "two traces have no use for --temperature"),
+        (
+            ["tune", "b", "--profile", "snapdragon-8-elite", "--repeats", "9"],
+            "--profile foretells and runs nothing: it has no use for --repeats",
+        ),
+        (
+            ["tune", "b", "--prompts", "p", "--per-category", "3"],
+            "--per-category chooses among the built-in prompts",
+        ),
+    ],
+)
+def test_options_that_another_one_makes_useless(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = hexgraft(*words)
+    assert done.exit_code == 2
+    assert error_of(done)[0] == message
