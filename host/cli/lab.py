@@ -23,7 +23,7 @@ from hexgraft.host.cli.options import (
 from hexgraft.host.decode import DecodeOptions
 from hexgraft.host.drafters.base import Drafter
 from hexgraft.host.drafters.registry import DRAFTERS, make_drafter
-from hexgraft.host.lab.comparison import LabRow, compare_drafters, transcribe
+from hexgraft.host.lab.comparison import LabRow, check_prompts, compare_drafters, transcribe
 from hexgraft.host.lab.plot import check_plot, plot_lab
 from hexgraft.host.lab.prompts import CATEGORIES, LAB_PROMPTS, LabPrompt
 from hexgraft.host.session import Session
@@ -75,19 +75,23 @@ def lab(bundle: Path, **options: Any) -> None:
     opened = open_checked(bundle, options["no_verify"])
     sampling = take_sampling(options)
     asked = _sizes(options["tree_sizes"])
-    names = _drafters(options["drafters"], opened)
+    names: Sequence[str] = WITH_MODEL if opened.draft is not None else WITHOUT_MODEL
+    if options["drafters"] is not None:
+        names = take_drafters(options["drafters"], opened)
     prompts = take_prompts(options["prompts"], options["category"])
+    encode = encoder(TextCodec(opened))
 
     def session(role: str) -> Session:
         return open_role(opened, role, options)
 
     target = session("target")
     sizes = _fitting(asked, target.spec.tree_width)
+    check_prompts(prompts, encode, target.spec.capacity)
     stops = frozenset(opened.manifest.tokenizer.stop_tokens)
     decode = DecodeOptions(max_tokens=options["max_tokens"], tree_size=1, stops=stops, sampling=sampling)
     with token_progress("decoding plainly", len(prompts)) as advance:
         transcripts = []
-        for transcript in transcribe(target, prompts, encoder(TextCodec(opened)), decode):
+        for transcript in transcribe(target, prompts, encode, decode):
             transcripts.append(transcript)
             advance(1)
     makers: dict[str, Callable[[], Drafter]] = {
@@ -135,14 +139,19 @@ def _fitting(asked: list[int] | None, widest: int) -> list[int]:
     return sizes
 
 
-def _drafters(text: str | None, bundle: Bundle) -> Sequence[str]:
-    if text is None:
-        return WITH_MODEL if bundle.draft is not None else WITHOUT_MODEL
+def take_drafters(text: str, bundle: Bundle, known: Sequence[str] = DRAFTERS) -> list[str]:
+    """The drafters of --drafters; UsageError for one that is not among `known` or that the bundle cannot
+    have."""
     names = [name.strip() for name in text.split(",")]
+    known = [name for name in known if name != "none"]
     for name in names:
-        if name not in DRAFTERS or name == "none":
-            known = ", ".join(drafter for drafter in DRAFTERS if drafter != "none")
-            raise UsageError(f"unknown drafter {name!r} in --drafters", f"one of: {known}")
+        if name not in known:
+            raise UsageError(f"unknown drafter {name!r} in --drafters", f"one of: {', '.join(known)}")
+        if bundle.draft is None and name not in WITHOUT_MODEL:
+            raise UsageError(
+                f"the drafter {name} needs a draft model, {bundle.path} has none",
+                f"choose among {', '.join(WITHOUT_MODEL)}, or export again with `--draft CHECKPOINT`",
+            )
     return names
 
 

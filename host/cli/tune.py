@@ -3,6 +3,7 @@ place's."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ import click
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cli.bench import take_profile
 from hexgraft.host.cli.console import token_progress
-from hexgraft.host.cli.lab import encoder, take_prompts
+from hexgraft.host.cli.lab import encoder, take_drafters, take_prompts
 from hexgraft.host.cli.options import (
     open_checked,
     open_role,
@@ -27,8 +28,7 @@ from hexgraft.host.cli.tune_report import show_chosen, show_foreseen
 from hexgraft.host.cli.tuned import site_of
 from hexgraft.host.cli.typed import typed_option
 from hexgraft.host.decode import DecodeOptions
-from hexgraft.host.drafters.registry import DRAFTERS
-from hexgraft.host.lab.comparison import Transcript, transcribe
+from hexgraft.host.lab.comparison import Transcript, check_prompts, transcribe
 from hexgraft.host.lab.prompts import CATEGORIES, LabPrompt
 from hexgraft.host.measure.choice import check_kept, write_choice
 from hexgraft.host.measure.contest import Contest
@@ -38,7 +38,7 @@ from hexgraft.host.measure.latency import Plan
 from hexgraft.host.measure.metered import Metered
 from hexgraft.host.measure.probe import probe
 from hexgraft.host.measure.profile import LatencyProfile
-from hexgraft.host.measure.setting import maker, usable_drafters
+from hexgraft.host.measure.setting import TRIED, maker, usable_drafters
 from hexgraft.host.measure.shipped import find_profile
 from hexgraft.host.measure.trial import Bench, with_widths
 from hexgraft.host.measure.tune import Guess, Search
@@ -105,10 +105,12 @@ def tune(bundle: Path, **options: Any) -> None:
             f"--profile foretells and runs nothing: it has no use for {unused}",
             f"leave out {unused} or --profile",
         )
-    names = _names(options["drafters"])
     prompts = _prompts(options["prompts"], options["per_category"])
     sampling = take_sampling(options)
     opened = open_checked(bundle, options["no_verify"])
+    asked: str | None = options["drafters"]
+    names = TRIED if asked is None else take_drafters(asked, opened, TRIED)
+    check_prompts(prompts, encoder(TextCodec(opened)), opened.target.context)
     foreign = find_profile(options["profile"]) if options["profile"] is not None else None
     if foreign is None and not options["no_write"]:
         check_kept()
@@ -201,19 +203,7 @@ def _prompts(file: Path | None, per_category: int) -> list[LabPrompt]:
     return [p for c in CATEGORIES for p in [each for each in every if each.category == c][:per_category]]
 
 
-def _names(asked: str | None) -> list[str]:
-    """The drafters of --drafters, or all."""
-    if asked is None:
-        return list(DRAFTERS)
-    names = [name.strip() for name in asked.split(",")]
-    known = [name for name in DRAFTERS if name != "none"]
-    for name in names:
-        if name not in known:
-            raise UsageError(f"unknown drafter {name!r} in --drafters", f"one of: {', '.join(known)}")
-    return names
-
-
-def _search(kitchen: _Kitchen, names: list[str]) -> list[Guess]:
+def _search(kitchen: _Kitchen, names: Sequence[str]) -> list[Guess]:
     """All guesses, the fastest first."""
     search = kitchen.search
     found = usable_drafters(search.make, search.open_draft, names)

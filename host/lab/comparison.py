@@ -20,7 +20,10 @@ from hexgraft.host.lab.prompts import LabPrompt
 from hexgraft.host.lab.scripted_session import ScriptedSession
 from hexgraft.host.session import Floats, Session
 from hexgraft.host.stats import Stats, Tally
-from hexgraft.models.errors import DecodeError
+from hexgraft.models.errors import DecodeError, UsageError
+
+_SHOWN = 33
+"""Characters by which a message names a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +120,25 @@ class FeatureKeeper(NoDraft):
         raise DecodeError("a keeper of features has no cache")
 
 
+def check_prompts(prompts: Sequence[LabPrompt], encode: Callable[[str], list[int]], capacity: int) -> None:
+    """Raises UsageError, before any is decoded, for a prompt that a context of `capacity` does not hold."""
+    for number, prompt in enumerate(prompts, 1):
+        count = len(encode(prompt.text))
+        if count > capacity:
+            raise UsageError(
+                f"prompt {number}, {prompt.text[:_SHOWN]!r}, has {count} tokens, "
+                f"the context holds {capacity}",
+                "shorten it or leave it out, or export with a larger --context",
+            )
+
+
 def transcribe(
     session: Session,
     prompts: Iterable[LabPrompt],
     encode: Callable[[str], list[int]],
     options: DecodeOptions,
 ) -> Iterator[Transcript]:
-    """Decode every prompt plainly. Prompts beyond the context are left out by the caller's choice of text."""
+    """Decode every prompt plainly; `check_prompts` tells beforehand which ones cannot be."""
     for prompt in prompts:
         ids = encode(prompt.text)
         keeper = FeatureKeeper(session.spec.features) if session.spec.features else None

@@ -23,7 +23,7 @@ DEPTHS = (1, 2, 3, 4, 6, 8, None)
 LARGEST = 64
 """Nodes of a tree beyond which nothing is tried: draft passes and host time grow, acceptance hardly does."""
 
-_UNTRIED = ("none", "sampled")
+TRIED = tuple(name for name in DRAFTERS if name not in ("none", "sampled"))
 """Plain decoding is what everything is compared with; draws are for other verifiers than `match`."""
 
 
@@ -65,12 +65,10 @@ def maker(bundle: Bundle, sampling: Sampling) -> Maker:
     return make
 
 
-def usable_drafters(make: Maker, open_draft: OpenDraft, names: Sequence[str] = DRAFTERS) -> list[str]:
+def usable_drafters(make: Maker, open_draft: OpenDraft, names: Sequence[str] = TRIED) -> list[str]:
     """The drafters this bundle can have, found out by making each."""
     found = []
     for name in names:
-        if name in _UNTRIED:
-            continue
         try:
             make(Setting(name, 2), open_draft).close()
         except HexgraftError:

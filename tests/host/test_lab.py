@@ -162,6 +162,23 @@ def test_sizes_that_do_not_fit_are_refused_before_anything_is_decoded(
     assert error_of(program("lab", narrow, *extra)) == (message, hint)
 
 
+@pytest.mark.parametrize("command", ["lab", "tune"])
+def test_what_cannot_be_tried_is_refused_before_anything_is_measured(
+    narrow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    for place in ("lab.transcribe", "tune.take_profile"):
+        monkeypatch.setattr(f"hexgraft.host.cli.{place}", lambda *_: pytest.fail("measured"))
+    found = error_of(program(command, narrow, "--drafters", "lookup,levels"))
+    assert found[0] == f"the drafter levels needs a draft model, {narrow} has none"
+    assert found[1] == "choose among lookup, chain, or export again with `--draft CHECKPOINT`"
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("one\n\n" + "two " * 300, encoding="utf-8")
+    message, hint = error_of(program(command, narrow, "--prompts", prompts))
+    assert message.startswith("prompt 2, 'two two two two two two two two t', has ")
+    assert message.endswith(" tokens, the context holds 256")
+    assert hint == "shorten it or leave it out, or export with a larger --context"
+
+
 def test_a_picture_that_cannot_be_written_costs_no_rows(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,7 +88,7 @@ def test_a_choice_that_cannot_be_kept_is_shown_all_the_same(
 
 @pytest.mark.parametrize("extra", [(), ("--no-write",)])
 def test_a_folder_that_takes_no_choice_is_said_before_measuring(
-    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, extra: tuple[str, ...]
+    bundle: Bundle, prompts: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, extra: tuple[str, ...]
 ) -> None:
     def measured(*_: object) -> LatencyProfile:
         raise UsageError("measured", "so far")
@@ -97,7 +97,7 @@ def test_a_folder_that_takes_no_choice_is_said_before_measuring(
     taken.write_text("a file")
     monkeypatch.setenv("HEXGRAFT_STATE", str(taken))
     monkeypatch.setattr("hexgraft.host.cli.tune.take_profile", measured)
-    message, hint = error_of(program("tune", bundle.path, *extra))
+    message, hint = error_of(program("tune", bundle.path, "--prompts", prompts, *extra))
     if extra:
         assert message == "measured"
     else:
@@ -240,9 +240,7 @@ def test_bad_options_are_refused(
     target = msgspec.structs.replace(narrow.target, passes=ones, widths=[1])
     write_profile(msgspec.structs.replace(narrow, target=target), tmp_path / "table.json")
     words = [str(tmp_path / "table.json") if word == "TABLE" else word for word in extra]
-    done = hexgraft(
-        "tune", str(bundle.path), "--prompts", str(prompts), "--max-tokens", "4", "--repeats", "1", *words
-    )
+    done = hexgraft("tune", str(bundle.path), "--prompts", str(prompts), "--max-tokens", "4", *words)
     assert done.exit_code != 0
     assert message in str(done.exception)
 
@@ -252,6 +250,7 @@ def test_bad_options_are_refused(
     [
         (("--drafters", "leaves"), "unknown drafter 'leaves'"),
         (("--drafters", ""), "unknown drafter ''"),
+        (("--drafters", "lookup,sampled"), "unknown drafter 'sampled'"),
         (("--prompts", "missing.txt"), "cannot read prompts"),
         (("--temperature", "-1"), "is negative"),
     ],
