@@ -32,7 +32,11 @@ from hexgraft.models.errors import FAILED, UsageError
 @click.argument("trace", type=click.Path(path_type=Path))
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--backend", type=click.Choice(BACKENDS), help="What to look into. Default: as traced.")
-@click.option("--provider", type=click.Choice(PROVIDERS), help="What computes there. Default: as traced.")
+@click.option(
+    "--provider",
+    type=click.Choice(PROVIDERS),
+    help="What computes there. Default: as traced, or cpu on another backend.",
+)
 @click.option("--widths", help="Its widths: `bundle`, numbers, or `any`. Default: as traced.")
 @click.option("--reference", type=click.Choice(BACKENDS), default="cpu", show_default=True)
 @click.option("--reference-provider", type=click.Choice(PROVIDERS), default="cpu", show_default=True)
@@ -111,7 +115,7 @@ def _sides(header: Header, bundle: Bundle, options: dict[str, Any]) -> tuple[dic
             f"the trace was recorded on {header.backend!r}, which cannot be opened here",
             f"choose with --backend: {', '.join(BACKENDS)}",
         )
-    if options["backend"] is not None:
+    if options["backend"] not in (None, backend):
         provider = "cpu"
     traced = None if header.widths is None else ",".join(map(str, header.widths))
     if header.whole and header.widths == sorted(bundle.target.widths):

@@ -125,7 +125,8 @@ def _ended(a: Trace, b: Trace, common: int, emitted: tuple[int, int], noise: flo
     if emitted[0] == emitted[1]:
         return Comparison(IDENTICAL, common, emitted, None, None, noise, f"all {common} tokens are the same")
     short, long = (a, b) if emitted[0] < emitted[1] else (b, a)
-    if short.finish in _BUDGETS:
+    narrower = short.finish == "length" and short.header.capacity < long.header.capacity
+    if short.finish in _BUDGETS or narrower:
         reason = f"the first {common} tokens are the same; then one run ends ({short.finish})"
         return Comparison(IDENTICAL, common, emitted, None, None, noise, reason)
     ended = Place(None, None, None, short.finish, None, None)

@@ -89,6 +89,17 @@ def test_a_run_that_was_cut_short_is_identical_as_far_as_it_goes(
     assert f"then one run ends ({finish})" in compare(plain, short).reason
 
 
+def test_a_full_context_is_an_end_only_where_both_have_it(
+    bundle: Bundle, target: CpuSession, plain: Trace
+) -> None:
+    short = record(bundle, target, "levels", tokens=17)
+    assert short.end is not None
+    short.end.finish = "length"
+    assert compare(plain, short).verdict == DIFFERENT
+    short.header = msgspec.structs.replace(short.header, capacity=short.header.capacity // 2)
+    assert compare(plain, short).verdict == IDENTICAL
+
+
 def test_a_text_that_ended_by_itself_is_a_difference(
     bundle: Bundle, target: CpuSession, plain: Trace
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from pair import write_pair
 
-from hexgraft.host.bundle import open_bundle
+from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.cli.main import cli
 from hexgraft.host.cpu_session import CpuSession
 from hexgraft.host.measure.wrapped import WrappedRows
@@ -250,6 +250,32 @@ def test_replay_takes_widths_from_the_trace(bundle: Path, traces: dict[str, Path
     trace = read_trace(traces["padded"])
     nodes = [(r["round"], n["node"]) for r in found["rounds"] for n in r["nodes"]]
     assert nodes == [(r.number, node) for r in trace.rounds for node in range(len(r.tokens))]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], ("device", "htp")),
+        (["--backend", "device"], ("device", "htp")),
+        (["--backend", "device", "--provider", "cpu"], ("device", "cpu")),
+        (["--backend", "runner"], ("runner", "cpu")),
+    ],
+)
+def test_replay_looks_into_the_npu_that_was_traced(
+    bundle: Path, traces: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    words: list[str], expected: tuple[str, str],
+) -> None:  # fmt: skip
+    file = tmp_path / "phone.jsonl"
+    file.write_text(traces["plain"].read_text().replace('"backend":"cpu"', '"backend":"device-htp"', 1))
+    opened: list[tuple[str, str]] = []
+
+    def open_role(found: Bundle, role: str, options: dict[str, Any]) -> Session:
+        opened.append((options["backend"], options["provider"]))
+        return CpuSession(found, role)
+
+    monkeypatch.setattr("hexgraft.host.cli.replay.open_role", open_role)
+    assert Outcome("replay", file, bundle, *words).code == 0
+    assert opened == [expected, ("cpu", "cpu")]
 
 
 class Broken(CpuSession):
