@@ -3,8 +3,8 @@ children."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
@@ -80,6 +80,15 @@ class TokenTree:
     def rank(self, node: int) -> int:
         """Place of a node among its siblings, 0 for the first; 0 for the root."""
         return 0 if node == ROOT else self._children[self.parents[node]].index(node)
+
+    def showing(self, kept: Collection[int]) -> TokenTree:
+        """The same tree with those children that went to the target: a drafter must not take others for
+        refused. `kept` holds every node's parent."""
+        if len(kept) == len(self):
+            return self
+        there = set(kept)
+        children = tuple(tuple(child for child in below if child in there) for below in self._children)
+        return replace(self, _children=children)
 
     def ancestors(self) -> NDArray[np.bool_]:
         """[N, N]: row i marks i and every node on its path from the root. This is the tree mask.

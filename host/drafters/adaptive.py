@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from hexgraft.host.drafters.base import Drafter, Limits
@@ -124,10 +124,12 @@ class Adaptive(WrappedDrafter):
         if self._meter is not None:
             self._meter.clear()
         purse = Purse(self._costs, fill, token, slack - least)
-        last.tree = self._drafter.draft(tokens, Limits(nodes, limits.depth, limits.stops, purse))
         self.drafted[-1] += 1
         self._read = len(tokens)
-        last.spent = self._spent()
+        try:
+            last.tree = self._drafter.draft(tokens, Limits(nodes, limits.depth, limits.stops, purse))
+        finally:  # passes cost what they cost, also where their logits are not finite
+            last.spent = self._spent()
         last.kept = self._choose(last.tree, token, slack - last.spent, plain, fill)
         if self._meter is not None:
             self._follow(len(last.kept))
@@ -141,9 +143,13 @@ class Adaptive(WrappedDrafter):
         plain = sum(self._costs.plain(last.fill + step) for step in range(len(path)))
         if last.tree is not None:
             paid += self._costs.drafting
-            self._drafter.accept(_shown(last.tree, last.kept), [last.kept[node] for node in path])
-            if last.spent > 0:
-                self._trust.learn(plain - paid)
+            if len(tree) == len(last.kept):
+                self._drafter.accept(last.tree.showing(last.kept), [last.kept[node] for node in path])
+            else:  # its logits were not finite, and the root went alone in a pass after it
+                paid += self._costs.verify(len(last.kept), last.fill)
+                self._drafter.accept(tree, path)
+        if last.spent > 0:
+            self._trust.learn(plain - paid)
         self._ledger.book(len(path), paid, plain)
 
     def _loss(self, rows: int, fill: int, plain: float) -> float:
@@ -223,12 +229,3 @@ def _cut(tree: TokenTree, kept: Sequence[int]) -> TokenTree:
         share = float(tree.probabilities[node])
         place[node] = builder.add(parent, int(tree.tokens[node]), share, tree.sources[node])
     return builder.build()
-
-
-def _shown(tree: TokenTree, kept: Sequence[int]) -> TokenTree:
-    """`tree` with the children that went to the target: a drafter must not take the others for refused."""
-    if len(kept) == len(tree):
-        return tree
-    there = set(kept)
-    children = tuple(tuple(child for child in tree.children(n) if child in there) for n in range(len(tree)))
-    return replace(tree, _children=children)

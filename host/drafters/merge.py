@@ -69,7 +69,9 @@ class Merge:
 
     def accept(self, tree: TokenTree, path: Sequence[int]) -> None:
         """Each drafter follows the path as far as its own tree goes; what lies beyond it catches up on."""
-        accepted = set(path)
+        accepted, sent = set(path), [ROOT]
+        for node in sent:  # which grows meanwhile
+            sent += tree.children(node)
         tried = [child for node in path for child in tree.children(node)]
         for side, (drafter, own) in enumerate(zip(self._drafters, self._trees, strict=True)):
             if own is None:
@@ -84,7 +86,8 @@ class Merge:
                 if origin is None:
                     break
                 known.append(origin)
-            drafter.accept(own, known)
+            theirs = {self._origin[node][side] for node in sent}
+            drafter.accept(own.showing([node for node in theirs if node is not None]), known)
 
     def close(self) -> None:
         for drafter in self._drafters:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import pytest
 from shapes import shaped_profile
@@ -10,8 +11,10 @@ from shapes import shaped_profile
 from hexgraft.host.drafters.adaptive import Adaptive
 from hexgraft.host.drafters.base import Limits, NoDraft
 from hexgraft.host.drafters.ledger import BOUND, HORIZON, Ledger, Purse, Trust
+from hexgraft.host.drafters.merge import Merge
+from hexgraft.host.logits import NotFinite
 from hexgraft.host.measure.costs import Costs
-from hexgraft.host.tree import Draws, TokenTree, TreeBuilder
+from hexgraft.host.tree import Draws, TokenTree, TreeBuilder, single
 
 SIZES = [4, 8, 16, 32]
 LIMITS = Limits(32, 20, frozenset())
@@ -81,6 +84,22 @@ def test_a_drafter_is_not_told_of_refusals_that_were_none() -> None:
     assert all(int(shown.tokens[child]) < 100 for node in accepted for child in shown.children(node))
 
 
+def test_merged_drafters_are_not_told_of_refusals_that_were_none() -> None:
+    """The merged tree has room for three tokens of either drafter's twenty."""
+    cheap, dear = Same(0.4, 0.1), Same(0.9, 0.05)
+    merge = Merge(cheap, dear)
+    merge.begin([7, 7])
+    tree = merge.draft([7, 7], Limits(4, 20, frozenset()))
+    assert tree.tokens.tolist() == [7, 1, 2, 3]
+    merge.accept(tree, [0, 1])
+    merge.accept(single(7), [0])
+    for drafter in (cheap, dear):
+        (shown, path), (alone, _) = drafter.shown
+        refused = [int(shown.tokens[c]) for n in path for c in shown.children(n) if c not in path]
+        assert refused == [2]
+        assert alone.children(0) == ()
+
+
 def test_plain_rounds_are_not_told_to_the_drafter() -> None:
     same = Same(0.8, 0.1)
     adaptive = begun(same, "steep")
@@ -88,6 +107,54 @@ def test_plain_rounds_are_not_told_to_the_drafter() -> None:
     adaptive.accept(tree, [0])
     assert (len(tree), same.asked, same.shown) == (1, [], [])
     assert adaptive.slowdown == 1.0
+
+
+def test_trees_whose_logits_are_not_finite_are_paid_for() -> None:
+    """The target has no number for any row of a tree, so that every tree costs a pass and a plain one."""
+    same = Same(0.8, 0.1)
+    adaptive, costs, text = begun(same, "flat"), Costs.of(shaped_profile("flat")), [7, 7]
+    paid = plain = 100 * costs.plain(1)
+    for _ in range(200):
+        tree, fill = adaptive.draft(text, LIMITS), len(text) - 1
+        paid += costs.plain(fill) + (costs.verify(len(tree), fill) if len(tree) > 1 else 0.0)
+        plain += costs.plain(fill)
+        adaptive.accept(single(text[-1]), [0])
+        text.append(1)
+        # Such a pass cannot be foreseen, so the bound may be passed by one.
+        assert paid <= (1 + BOUND) * plain + costs.verify(32, fill)
+    assert len(same.asked) > 1
+    assert adaptive.slowdown == pytest.approx(paid / plain)
+    assert all(len(shown) == 1 for shown, _ in same.shown), "nothing was refused"
+
+
+class NotANumber(Same):
+    """A draft model that makes a pass, and has no number for any row; it is the meter of its passes too."""
+
+    passes: dict[tuple[int, int], int]  # type: ignore[assignment]
+
+    def clear(self) -> None:
+        self.passes = {}
+
+    def draft(self, tokens: Sequence[int], limits: Limits) -> TokenTree:
+        self.asked.append(limits)
+        self.passes = {(1, len(tokens)): 1}
+        raise NotFinite
+
+
+def test_drafts_that_are_not_finite_are_paid_for() -> None:
+    drafter, costs = NotANumber(0.8, 0.1), Costs.of(shaped_profile("flat"))
+    adaptive = Adaptive(drafter, costs, SIZES, 16, foreseen=2.0, meter=drafter)
+    text = [7, 7]
+    adaptive.begin(text)
+    for _ in range(200):
+        with suppress(NotFinite):
+            adaptive.draft(text, LIMITS)
+        adaptive.accept(single(text[-1]), [0])
+        text.append(1)
+    plain = sum(costs.plain(fill) for fill in range(1, 201))
+    spent = len(drafter.asked) * costs.pass_of_draft(1, 1)
+    assert 0 < spent <= BOUND * plain
+    assert adaptive.slowdown == pytest.approx(1 + spent / plain, abs=1e-3)
 
 
 @pytest.mark.parametrize(("shape", "least"), [("flat", 4), ("steep", 1)])
