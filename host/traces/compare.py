@@ -16,6 +16,7 @@ import numpy as np
 
 from hexgraft.host.randomness import gumbels
 from hexgraft.host.sampling import History
+from hexgraft.host.traces.border import at_border
 from hexgraft.host.traces.trace import Judged, Trace, TraceRound
 from hexgraft.models.errors import UsageError
 
@@ -39,6 +40,7 @@ class Place:
     `round` counts from 1, `node` is the one whose row chose `token` (None: the text had ended, with
     `finish`). `lead` is how far, in logits, this trace puts its own token before the other's, penalties and
     the noise of its draw included; `preference` the same in raw logits. Both None where not recorded.
+    `border`: rounding may have decided that a filter of this trace dropped the other's token.
     """
 
     round: int | None
@@ -49,6 +51,7 @@ class Place:
     margin: float | None
     lead: float | None = None
     preference: float | None = None
+    border: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +87,10 @@ def compare(a: Trace, b: Trace, noise: float | None = None) -> Comparison:
     common = next((i for i, (x, y) in enumerate(zip_longest(ours, theirs)) if x != y), len(ours))
     if common == min(emitted):
         return _ended(a, b, common, emitted, noise)
-    places = (_place(a, common, theirs[common]), _place(b, common, ours[common]))
+    places = (_place(a, common, noise, theirs[common]), _place(b, common, noise, ours[common]))
     preferences = [place.preference for place in places]
     swing = None if None in preferences else abs(sum(p for p in preferences if p is not None))
-    verdict, reason = _judge(a, places, swing, noise)
+    verdict, reason = _judge(places, swing, noise)
     return Comparison(verdict, common, emitted, places, swing, noise, reason)
 
 
@@ -130,18 +133,18 @@ def _ended(a: Trace, b: Trace, common: int, emitted: tuple[int, int], noise: flo
         reason = f"the first {common} tokens are the same; then one run ends ({short.finish})"
         return Comparison(IDENTICAL, common, emitted, None, None, noise, reason)
     ended = Place(None, None, None, short.finish, None, None)
-    places = (ended, _place(long, common, None))
+    places = (ended, _place(long, common, noise))
     reason = f"after {common} equal tokens one text ends ({short.finish}), the other goes on"
     ordered = places if short is a else places[::-1]
     return Comparison(DIFFERENT, common, emitted, ordered, None, noise, reason)
 
 
-def _place(trace: Trace, index: int, rival: int | None) -> Place:
+def _place(trace: Trace, index: int, noise: float, rival: int | None = None) -> Place:
     """Where `trace` emitted its token number `index`, against the `rival` the other trace emitted."""
     current, at = _round_of(trace, index)
     judged = current.judged[at] if current.judged else None
     margin = current.margins[at] if current.margins else None
-    lead = preference = None
+    lead, preference, border = None, None, False
     token = current.emitted[at]
     if judged is not None and rival is not None:
         logits = dict(judged.top) | {judged.token: judged.logit}
@@ -149,7 +152,9 @@ def _place(trace: Trace, index: int, rival: int | None) -> Place:
         if mine is not None and other is not None:
             preference = mine - other
             lead = _lead(trace, index, (token, rival), (mine, other))
-    return Place(current.number, current.accepted[at], token, trace.finish, judged, margin, lead, preference)
+            border = at_border(trace, index, judged, rival, noise)
+    node = current.accepted[at]
+    return Place(current.number, node, token, trace.finish, judged, margin, lead, preference, border)
 
 
 def _round_of(trace: Trace, index: int) -> tuple[TraceRound, int]:
@@ -163,8 +168,8 @@ def _round_of(trace: Trace, index: int) -> tuple[TraceRound, int]:
 def _lead(trace: Trace, index: int, tokens: tuple[int, int], logits: tuple[float, float]) -> float | None:
     """First token before second, in logits, by the rule that drew: penalties, then the noise of `match`.
 
-    Filters (top-k, top-p, min-p) are left out: both tokens passed those of their own trace. None under a
-    residual verifier, whose draws are not a race.
+    Filters (top-k, top-p, min-p) are left out: both tokens passed those of their own trace, and `at_border`
+    tells of those of the other. None under a residual verifier, whose draws are not a race.
     """
     header = trace.header
     if header.verifier != "match":
@@ -180,7 +185,7 @@ def _lead(trace: Trace, index: int, tokens: tuple[int, int], logits: tuple[float
     return float(row[first] - row[1 - first])
 
 
-def _judge(trace: Trace, places: tuple[Place, Place], swing: float | None, noise: float) -> tuple[str, str]:
+def _judge(places: tuple[Place, Place], swing: float | None, noise: float) -> tuple[str, str]:
     if swing is None or not math.isfinite(swing):
         unknown = next((p for p in places if p.preference is None), places[0])
         known = len(unknown.judged.top) if unknown.judged else 0
@@ -191,8 +196,14 @@ def _judge(trace: Trace, places: tuple[Place, Place], swing: float | None, noise
         )
     if swing > noise:
         return DIFFERENT, f"the logits disagree by {swing:.2g}, more than the noise of {noise:.2g}"
-    leads = [place.lead for place in places]
-    if any(lead is not None and abs(lead) > noise for lead in leads):
+    # Whoever drew a token that loses the race must have dropped the one that wins it.
+    losers = [place for place in places if place.lead is not None and place.lead < -noise]
+    if losers and all(place.border for place in losers):
+        return TIE, (
+            f"the logits agree within {swing:.2g}, and one token lies so close at the border of top-k, top-p "
+            "or min-p that rounding decides"
+        )
+    if any(place.lead is not None and abs(place.lead) > noise for place in places):
         return DIFFERENT, (
             f"the logits agree within {swing:.2g}, yet other tokens were chosen from them: "
             "no rounding explains that"

@@ -185,6 +185,47 @@ def test_a_draw_is_a_tie_by_its_noise_not_by_its_logits(bundle: Bundle, target: 
     assert compare(a, wrong).verdict == DIFFERENT
 
 
+def winner(tokens: list[int], gap: float) -> int:
+    """A seed whose noise lifts the second of two tokens over the first by more than `gap` logits."""
+    place = len(PROMPT) + 9
+    return next(s for s in range(999) if -np.subtract(*gumbels(s, place, np.array(tokens))) > gap)
+
+
+@pytest.mark.parametrize(
+    ("filters", "logits", "border"),
+    [
+        ({"top_p": 0.731}, {50: 1.0, 60: 0.0}, True),
+        ({"top_p": 0.8}, {50: 1.0, 60: 0.0}, False),
+        ({"min_p": math.exp(-1)}, {50: 1.0, 60: 0.0}, True),
+        ({"min_p": 0.3}, {50: 1.0, 60: 0.0}, False),
+        ({"top_k": 1}, {50: 1.00001, 60: 1.0}, True),
+        ({"top_k": 1}, {50: 1.1, 60: 1.0}, False),
+        ({"top_k": 2}, {50: 1.0, 60: 0.0}, False),
+        ({"top_k": 2}, {50: 1.0, 70: 0.00001, 60: 0.0}, True),
+    ],
+)
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_a_token_at_the_border_of_a_filter_is_a_tie(
+    bundle: Bundle, target: CpuSession, filters: dict[str, float], logits: dict[int, float], border: bool,
+    temperature: float,
+) -> None:  # fmt: skip
+    """One run draws the token that wins the race; the other's filter drops it by a hair, or a fault does."""
+    seed = winner([50, 60], 2.0)
+    drawn = record(
+        bundle,
+        target,
+        "none",
+        size=1,
+        sampling=Sampling(temperature, seed=seed, **filters),  # type: ignore[arg-type]
+    )
+    logits = {token: temperature * logit for token, logit in logits.items()}
+    noisy = {token: logit + 1e-5 * (token == 60) for token, logit in logits.items()}
+    a, b = choose(drawn, 9, 60, noisy), choose(drawn, 9, 50, logits)
+    for found in (compare(a, b), compare(b, a)):
+        assert found.verdict == (TIE if border else DIFFERENT)
+        assert ("at the border of top-k, top-p or min-p" in found.reason) == border
+
+
 def test_penalties_take_part_in_the_race(bundle: Bundle, target: CpuSession) -> None:
     drawn = record(bundle, target, "none", size=1, sampling=Sampling(repetition=2.0))
     seen = PROMPT[0]
