@@ -79,7 +79,8 @@ def system_tokens(codec: TextCodec, system: str) -> list[int]:
         shared = tokens if shared is None else shared[: common_length(shared, tokens)]
     if not shared:
         raise DecodeError(
-            "the model's chat template begins differently with every message: nothing can be baked"
+            "the model's chat template begins differently with every message: nothing can be baked",
+            "give the system message to every run: --system TEXT",
         )
     return shared
 

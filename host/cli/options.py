@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from hexgraft.host.cli.tuned import Draft, site_of, tuned_drafter, wants_tuned
 from hexgraft.host.decode import DecodeOptions, Decoder
 from hexgraft.host.drafters.base import Drafter
 from hexgraft.host.drafters.knobs import TableKnobs, parse_knobs
-from hexgraft.host.drafters.registry import DRAFTERS, default_drafter, make_drafter
+from hexgraft.host.drafters.registry import DRAFTERS, WITHOUT_MODEL, default_drafter, make_drafter
 from hexgraft.host.prefix import Place, Prefix, read_prefix
 from hexgraft.host.sampling import Sampling
 from hexgraft.host.session import Session
@@ -299,25 +300,27 @@ def open_decoder(bundle: Bundle, codec: TextCodec, answer: AnswerText, options: 
     sampling = take_sampling(options)
     verifier = make_verifier(options["verifier"], sampling.seed)
     name = _drafter_name(bundle, options)
-    target = open_role(bundle, "target", options)
+    # What was typed is checked before a model is loaded, or pushed to a phone.
     open_draft = partial(open_role, bundle, "draft", options)
+    make = _drafter(name, bundle, codec, options, open_draft, sampling, verifier)
+    decode = DecodeOptions(
+        max_tokens=options["max_tokens"],
+        tree_size=DEFAULT_TREE_SIZE if options["tree_size"] is None else options["tree_size"],
+        stops=frozenset(bundle.manifest.tokenizer.stop_tokens),
+        logprobs=options.get("logprobs"),
+        sampling=sampling,
+    )
+    target = open_role(bundle, "target", options)
     draft = None
     if wants_tuned(options):
         site = site_of(place_of(bundle, options), options["threads"], target)
         draft = tuned_drafter(bundle, site, target, open_draft, sampling)
     draft = draft or Draft(
-        _drafter(name, bundle, codec, options, open_draft, sampling, verifier),
+        make(),
         1 if name == "none" else _tree_size(options["tree_size"], target),
         options["tree_depth"],
     )
-    decode = DecodeOptions(
-        max_tokens=options["max_tokens"],
-        tree_size=draft.size,
-        tree_depth=draft.depth,
-        stops=frozenset(bundle.manifest.tokenizer.stop_tokens),
-        logprobs=options.get("logprobs"),
-        sampling=sampling,
-    )
+    decode = replace(decode, tree_size=draft.size, tree_depth=draft.depth)
     return Decoder(target, draft.drafter, decode, verifier, answer.ends)
 
 
@@ -336,8 +339,14 @@ def _drafter_name(bundle: Bundle, options: dict[str, Any]) -> str:
             if value not in (None, 1):
                 raise UsageError(f"plain decoding has no use for {name} {value}", "leave it out")
         return asked
-    if asked is None and options["verifier"] != "match" and bundle.draft is not None:
-        return "sampled"
+    if options["verifier"] != "match":
+        if bundle.draft is None:
+            raise UsageError(
+                f"--verifier {options['verifier']} needs draws from a draft model, {bundle.path} has none",
+                "leave it out: match is exact for every tree; or export again with `--draft CHECKPOINT`",
+            )
+        if asked is None:
+            return "sampled"
     return asked or default_drafter(bundle)
 
 
@@ -349,14 +358,18 @@ def _drafter(
     open_draft: Callable[[], Session],
     sampling: Sampling,
     verifier: Verifier,
-) -> Drafter:
+) -> Callable[[], Drafter]:
+    """Makes the drafter, once everything about it has been checked that needs no model."""
+    if name not in WITHOUT_MODEL:
+        bundle.model("draft")
     knobs = parse_knobs(name, options["draft_option"])
     corpus: list[list[int]] = []
     if options["corpus"] is not None:
         if not name.startswith("lookup"):
             raise UsageError(f"--corpus is of no use to the drafter {name}", "add --draft lookup")
         corpus = [codec.encode_plain(read_text(options["corpus"], "corpus"))]
-    return make_drafter(
+    return partial(
+        make_drafter,
         name,
         bundle,
         open_draft,

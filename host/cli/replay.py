@@ -16,6 +16,7 @@ from hexgraft.host.adb.session import PROVIDERS
 from hexgraft.host.backends import BACKENDS
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cli.console import print_json, say, stdout
+from hexgraft.host.cli.finite import Finite
 from hexgraft.host.cli.options import open_checked, open_role, verify_option
 from hexgraft.host.cli.phone_options import build_options, build_where_it_is, refuse_unused
 from hexgraft.host.cli.tree_view import visible
@@ -41,7 +42,7 @@ from hexgraft.models.errors import FAILED, UsageError
 @click.option("--reference", type=click.Choice(BACKENDS), default="cpu", show_default=True)
 @click.option("--reference-provider", type=click.Choice(PROVIDERS), default="cpu", show_default=True)
 @click.option("--reference-widths", help="The reference's widths. Default: those of the other.")
-@click.option("--threads", default=0, help="CPU threads; 0 for one a core.")
+@click.option("--threads", default=0, type=click.IntRange(0, 256), help="CPU threads; 0 for one a core.")
 @click.option("-s", "--serial", envvar="ANDROID_SERIAL", help="With device: which phone, if several.")
 @click.option(
     "--root", envvar="HEXGRAFT_DEVICE_ROOT", default=ROOT, help="With device: our folder on the phone."
@@ -52,7 +53,11 @@ from hexgraft.models.errors import FAILED, UsageError
     "--check-cache", is_flag=True, help="After every pass compare the caches; name the first damaged cell."
 )
 @click.option(
-    "--cache-noise", default=NOISE, show_default=True, help="Difference to the reference's cells that passes."
+    "--cache-noise",
+    default=NOISE,
+    show_default=True,
+    type=Finite(min=0),
+    help="Difference to the reference's cells that passes.",
 )
 @click.option("--worst", default=5, show_default=True, type=click.IntRange(min=0), help="Rows to list.")
 @verify_option

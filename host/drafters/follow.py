@@ -73,7 +73,8 @@ class Follow:
         best = np.argsort(-scores, kind="stable")[:k]
         top = scores[best[0]]
         total = float(top + np.log(np.exp(scores - top).sum()))
-        return ids[best], scores[best].astype(np.float32), total
+        with np.errstate(over="ignore"):  # of a temperature next to nothing
+            return ids[best], scores[best].astype(np.float32), total
 
 
 def followed(sampling: Sampling, verifier: Verifier) -> Sampling | None:

@@ -32,12 +32,17 @@ class LookupKnobs:
     min_prob: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.min_match <= self.max_match:
-            raise UsageError(f"lookup: min_match {self.min_match} is not in 1..max_match {self.max_match}")
-        if self.occurrences < 1:
-            raise UsageError(f"lookup: occurrences {self.occurrences} is not positive")
-        if not 0 <= self.min_prob <= 1:
-            raise UsageError(f"lookup: min_prob {self.min_prob} is not in 0..1")
+        for ok, what, example in (
+            (
+                1 <= self.min_match <= self.max_match,
+                f"min_match {self.min_match} is not in 1..max_match {self.max_match}",
+                "min_match=2",
+            ),
+            (self.occurrences >= 1, f"occurrences {self.occurrences} is not positive", "occurrences=16"),
+            (0 <= self.min_prob <= 1, f"min_prob {self.min_prob} is not in 0..1", "min_prob=0.1"),
+        ):
+            if not ok:
+                raise UsageError(f"lookup: {what}", f"example: --draft-option {example}")
 
 
 @dataclass(frozen=True, slots=True)

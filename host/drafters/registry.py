@@ -26,6 +26,9 @@ from hexgraft.models.errors import UsageError
 
 DRAFTERS = ("lookup", "chain", "best-first", "levels", "static", "sampled", "lookup+levels", "none")
 
+WITHOUT_MODEL = ("lookup", "chain", "none")
+"""Those that a bundle without a draft model can have."""
+
 
 def default_drafter(bundle: Bundle) -> str:
     """What `run` uses when nothing is asked for: the draft model's levels where there is one, otherwise

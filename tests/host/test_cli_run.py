@@ -120,6 +120,55 @@ def test_residual_verifiers_choose_the_drafter_they_need(bundle: Path, verifier:
     assert found["stats"]["tokens"] == 30
 
 
+def test_residual_verifiers_need_a_draft_model(tmp_path: Path) -> None:
+    alone = write_pair(tmp_path, noise=None)
+    for draft in ((), ("--draft", "lookup"), ("--draft", "sampled")):
+        done = hexgraft("run", alone, "-p", PROMPT, "--verifier", "specinfer", *draft)
+        assert done.exit_code == 2
+        message, hint = error_of(done)
+        assert message == f"--verifier specinfer needs draws from a draft model, {alone} has none"
+        assert hint.startswith("leave it out")
+    plain = hexgraft("run", alone, "-p", PROMPT, "--verifier", "specinfer", "--plain", "--max-tokens", "4")
+    assert plain.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("drafter", "option"),
+    [
+        ("lookup", "min_match=0"),
+        ("lookup", "occurrences=0"),
+        ("lookup+levels", "min_prob=2"),
+        ("levels", "depth=0"),
+        ("best-first", "p_base=2"),
+        ("static", "table=2"),
+    ],
+)
+def test_draft_options_out_of_range_have_a_hint(bundle: Path, drafter: str, option: str) -> None:
+    done = hexgraft("run", bundle, "-p", PROMPT, "--draft", drafter, "--draft-option", option)
+    assert done.exit_code == 2
+    assert error_of(done)[1]
+
+
+@pytest.mark.parametrize("command", [("run", "-p", PROMPT), ("chat",)], ids=["run", "chat"])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--draft-option", "max-fanout=3"), "the drafter levels has no option 'max_fanout'"),
+        (("--draft-option", "top_k=0"), "levels: top_k 0 is not positive"),
+        (("--draft", "lookup", "--corpus", "missing.txt"), "cannot read missing.txt"),
+        (("--max-tokens", "0"), "--max-tokens 0 is not positive"),
+        (("--tree-size", "0"), "--tree-size 0 is not positive"),
+    ],
+)
+def test_what_was_typed_is_checked_before_a_model_is_loaded(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], words: list[str], message: str
+) -> None:
+    monkeypatch.setattr("hexgraft.host.cli.options.open_role", lambda *_: pytest.fail("loaded"))
+    done = hexgraft(*command[:1], bundle, *command[1:], *words)
+    assert done.exit_code == 2
+    assert error_of(done)[0].startswith(message)
+
+
 def test_a_corpus_is_drafted_from(bundle: Path, tmp_path: Path) -> None:
     """The text of a run as the corpus of the next: nearly everything is accepted, and nothing changes."""
     arguments = ("-p", PROMPT, "--max-tokens", "100", "--draft", "lookup", "--temperature", "0.4")

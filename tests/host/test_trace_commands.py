@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from command import error_of, hexgraft
 from pair import write_pair
 
 from hexgraft.host.bundle import Bundle, open_bundle
@@ -250,6 +251,17 @@ def test_replay_takes_widths_from_the_trace(bundle: Path, traces: dict[str, Path
     trace = read_trace(traces["padded"])
     nodes = [(r["round"], n["node"]) for r in found["rounds"] for n in r["nodes"]]
     assert nodes == [(r.number, node) for r in trace.rounds for node in range(len(r.tokens))]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--threads", "-1"), ("--threads", "5000"), ("--cache-noise", "-1.0")]
+)
+def test_replay_refuses_numbers_that_mean_nothing(
+    bundle: Path, traces: dict[str, Path], option: str, value: str
+) -> None:
+    done = hexgraft("replay", traces["plain"], bundle, option, value)
+    assert done.exit_code == 2
+    assert error_of(done)[0].startswith(f"{option}: {value} is not in the range")
 
 
 @pytest.mark.parametrize(

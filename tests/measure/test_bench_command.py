@@ -63,6 +63,7 @@ def test_a_folder_that_takes_no_file_is_said_before_measuring(
         ("bench", "b", "--cool-timeout", "inf"),
         ("train-draft", "b", "-o", "d", "--minutes", "nan"),
         ("compare", "a", "b", "--noise", "nan"),
+        ("replay", "a", "b", "--cache-noise", "nan"),
         ("device", "loopback", "--rate", "nan"),
         ("device", "loopback", "--drop", "inf"),
     ],
