@@ -20,7 +20,10 @@ def draw_round(current: Round, show: Callable[[int], str]) -> Tree | str:
     Accepted nodes are green, rejected ones dim, the target's own token cyan. A run of only children with
     one fate shares a line, so that long drafts stay readable.
     """
-    tree, accepted = current.tree, set(current.accepted)
+    tree, end = current.tree, current.accepted[-1]
+    # A text may end with a drafted token: the walk does not go on to the node that carries it.
+    last = tree.child(end, current.tokens[-1])
+    accepted = {*current.accepted} if last is None else {*current.accepted, last}
 
     def text(node: int) -> str:
         return escape(visible(show(int(tree.tokens[node]))))
@@ -34,7 +37,7 @@ def draw_round(current: Round, show: Callable[[int], str]) -> Tree | str:
     drawn = Tree(root)
 
     def grow(branch: Tree, parent: int) -> None:
-        if parent == current.accepted[-1]:
+        if parent == end and last is None:
             branch.add(f"{own()} [dim]the target's own token[/dim]")
         for child in tree.children(parent):
             run = _run(tree, child, accepted)

@@ -182,7 +182,7 @@ def _facts(trace: Trace) -> list[tuple[str, str]]:
 
 def _figures(trace: Trace, stats: Stats) -> list[tuple[str, str, str]]:
     """(value, what, note)."""
-    accepted = sum(len(current.accepted) - 1 for current in trace.rounds)
+    accepted = sum(tally.accepted for tally in stats.by_depth)
     drafted = stats.nodes - stats.rounds
     rows = [
         (f"{stats.tokens_per_round:.2f}", "tokens a round", "1.00 without trees"),

@@ -149,6 +149,9 @@ def test_figures_are_those_of_the_run(trace: Trace) -> None:
     stats = trace.stats()
     assert f"{stats.tokens_per_round:.2f} tokens a round" in words
     assert f"60 tokens in {len(trace.rounds)} rounds" in words
+    taken = sum(tally.accepted for tally in stats.by_depth)
+    assert taken == sum("target" not in str(t["class"]) for t in Page(render_page(trace)).of("t"))
+    assert f"{taken} of {stats.nodes - stats.rounds} nodes" in words
     rank = stats.by_rank[0]
     assert f"rank 0 {100 * rank.rate:.0f} % {rank.accepted} of {rank.tried}" in words
 
