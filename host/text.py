@@ -86,10 +86,16 @@ class TextCodec:
             before, found, after = rest.partition(mark)
             if not found:
                 continue  # a template may leave a message out, as it would have with its text
-            ids += self._ids(before)
+            ids += self._ids(self._without_space(before, str(messages[number]["content"]), apart[number]))
             ids += apart[number]
             rest = after
         return ids + self._ids(rest)
+
+    def _without_space(self, before: str, content: str, tokens: Sequence[int]) -> str:
+        """What comes before a message of these tokens: without the space a template writes there, where the
+        first token has it already and `content` lost it as the beginning of a text."""
+        twice = before.endswith(" ") and not content.startswith(" ") and tokens
+        return before[:-1] if twice and self.token(tokens[0]).startswith(" ") else before
 
     def _masked(self, messages: Sequence[Message], numbers: Iterable[int]) -> tuple[str, dict[int, str]]:
         """The conversation rendered with a stand-in for the text of some messages, and these by number."""

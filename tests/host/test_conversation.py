@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from pair import make_pair
 from tiny_tokenizer import CHATML
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.conversation import Conversation
@@ -132,6 +133,49 @@ def test_a_template_that_alters_earlier_text_is_obeyed(
         talk.ask("three")
         assert talk.prompt() == codec.encode_chat(talk.messages())
         assert ("TWO" in codec.decode(talk.prompt())) == (template is shout)
+
+
+MISTRAL = (
+    "<s>{% for message in messages %}{% if message['role'] == 'user' %}"
+    "[INST] {{ message['content'] }} [/INST]"
+    "{% else %} {{ message['content'] }}</s>{% endif %}{% endfor %}"
+)
+
+
+@pytest.fixture
+def spaced(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> TextCodec:
+    """A codec as of Mistral: the template puts a space before an answer, whose first token has it already."""
+    pieces = ["\u2581", "\u2581yes", "yes", "\u2581no", "no", "\u2581why", "?", *"abcdefghijklmnopqrstuvwxyz"]
+    scores = [("<unk>", 0.0), *((piece, -10.0 / len(piece)) for piece in pieces)]
+    tokenizer = Tokenizer(models.Unigram(scores, unk_id=0, byte_fallback=False))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")
+    specials = ["<s>", "</s>", "[INST]", "[/INST]"]
+    tokenizer.add_special_tokens(specials)
+    codec = codec_with(bundle, MISTRAL, monkeypatch)
+    monkeypatch.setattr(codec, "_tokenizer", tokenizer)
+    monkeypatch.setattr(codec, "_specials", specials)
+    monkeypatch.setattr(codec, "_entry", msgspec.structs.replace(codec._entry, bos=None))
+    return codec
+
+
+@pytest.mark.parametrize("words", [["\u2581yes"], ["\u2581yes", "\u2581no", "?"], []])
+def test_an_answer_s_own_space_is_not_written_twice(spaced: TextCodec, words: list[str]) -> None:
+    talk = Conversation(spaced)
+    talk.ask("why ?")
+    first = talk.prompt()
+    reply = [spaced._tokenizer.token_to_id(word) for word in words]
+    talk.reply(spaced.decode(reply), reply)
+    talk.ask("no")
+    assert talk.prompt() == spaced.encode_chat(talk.messages())
+    assert talk.prompt()[: len(first) + len(reply)] == [*first, *reply]
+
+
+def test_a_message_with_the_text_of_a_special_token_has_one_space(spaced: TextCodec) -> None:
+    talk = Conversation(spaced)
+    talk.ask("why [INST]")
+    tokens = [spaced.token(token) for token in talk.prompt()]
+    assert tokens[:4] == ["<s>", "[INST]", " why", " "]
 
 
 def test_a_reused_cache_gives_the_right_answer_under_a_template_that_alters_text(
