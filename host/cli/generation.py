@@ -20,7 +20,8 @@ from hexgraft.models.errors import CONNECTION_LOST, HexgraftError
 
 @dataclass(slots=True)
 class Generation:
-    """`finish` is that of the last round, "interrupted", or "lost" with the error that ended it."""
+    """`finish` is that of the last round, "interrupted", or "lost" and "failed" with the error that ended
+    it."""
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
@@ -40,8 +41,8 @@ def generate(
 ) -> Generation:
     """Decode one answer. `show` is given its text piece by piece, `watch` every round.
 
-    When the place that runs the graphs is lost, what was emitted is kept. `recover` may then bring the
-    decoder to another place and answer True.
+    When the place that runs the graphs is lost, or anything else fails once there is an answer, what was
+    emitted is kept. After a loss `recover` may bring the decoder to another place and answer True.
     """
     generation = Generation()
     start = len(decoder.tokens)
@@ -50,15 +51,17 @@ def generate(
         try:
             _rounds(decoder, answer, generation, show, watch, interrupted)
         except HexgraftError as error:
-            if error.exit_code != CONNECTION_LOST:
-                raise
+            lost = error.exit_code == CONNECTION_LOST
             generation.tokens = decoder.tokens[start:]
+            if not lost and not generation.tokens:
+                raise
             show(answer.take())
             generation.finish = decoder.finish
-            if generation.finish is None and recover(error):
+            if generation.finish is None and lost and recover(error):
                 continue
-            if generation.finish is None:
-                generation.finish, generation.lost = "lost", error
+            if generation.finish is None or not lost:
+                generation.lost = error
+            generation.finish = generation.finish or ("lost" if lost else "failed")
         break
     show(answer.finish())
     generation.text = answer.text

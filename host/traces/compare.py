@@ -27,7 +27,7 @@ NOISE_OTHER = 0.1
 """Half precision keeps 11 bits: logits around 20 differ by some hundredths, more after quantisation."""
 _FLOAT32 = ("cpu", "runner", "device")
 """Places that compute in float32; others have their provider in their name, as in "device-htp"."""
-_BUDGETS = ("max-tokens", "interrupted", "lost", "cut off")
+_BUDGETS = ("max-tokens", "interrupted", "lost", "failed", "cut off")
 """Ends that tell nothing about the text: the run was merely not continued."""
 
 IDENTICAL, TIE, DIFFERENT = "identical", "tie", "different"

@@ -20,7 +20,8 @@ from pair import write_pair
 
 from hexgraft.export.writer import ExportOptions
 from hexgraft.host.cpu_session import CpuSession
-from hexgraft.models.errors import CONNECTION_LOST, HexgraftError
+from hexgraft.host.traces.trace_file import read_trace
+from hexgraft.models.errors import CONNECTION_LOST, FAILED, HexgraftError
 
 
 @pytest.fixture(scope="module")
@@ -36,16 +37,16 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def lose(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+def lose(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Has passes fail after so many, as those behind a link that is gone."""
 
-    def lose_after(passes: int) -> None:
+    def lose_after(passes: int, code: int = CONNECTION_LOST) -> None:
         left, forward = iter(range(passes)), CpuSession.forward
 
         def cut(session: CpuSession, *arguments: Any) -> Any:
             if next(left, None) is None:
                 error = HexgraftError("the link is gone", "plug it in")
-                error.exit_code = CONNECTION_LOST
+                error.exit_code = code
                 raise error
             return forward(session, *arguments)
 
@@ -54,7 +55,7 @@ def lose(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return lose_after
 
 
-def test_a_lost_link_ends_a_script_after_the_text_so_far(bundle: Path, lose: Callable[[int], None]) -> None:
+def test_a_lost_link_ends_a_script_after_the_text_so_far(bundle: Path, lose: Callable[..., None]) -> None:
     whole = hexgraft("chat", bundle, "--plain", "--max-tokens", "30", input="the fox\n")
     lose(12)
     result = hexgraft("chat", bundle, "--plain", "--max-tokens", "30", input="the fox\n")
@@ -64,8 +65,37 @@ def test_a_lost_link_ends_a_script_after_the_text_so_far(bundle: Path, lose: Cal
     assert whole.stdout.startswith(result.stdout.rstrip("\n\ufffd"))
 
 
+def test_a_failure_keeps_the_text_so_far(bundle: Path, tmp_path: Path, lose: Callable[..., None]) -> None:
+    """Such as logits that overflow on an NPU after a thousand tokens."""
+    words = ("run", bundle, "-p", "the fox", "--plain", "--max-tokens", "30")
+    whole = json.loads(hexgraft(*words, "--json").stdout)
+    lose(12, FAILED)
+    result = hexgraft(*words, "--json", "--trace", tmp_path / "run.jsonl")
+    assert result.exit_code == FAILED
+    assert last_error_of(result) == ("the link is gone", "plug it in")
+    kept = json.loads(result.stdout)
+    assert kept["finish"] == "failed"
+    assert 0 < len(kept["tokens"]) < 30
+    assert kept["tokens"] == whole["tokens"][: len(kept["tokens"])]
+    trace = read_trace(tmp_path / "run.jsonl")
+    assert (trace.finish, trace.emitted) == ("failed", kept["tokens"])
+    lose(0, FAILED)
+    nothing = hexgraft(*words, "--json")
+    assert (nothing.exit_code, nothing.stdout) == (FAILED, "")
+
+
+def test_a_failure_ends_a_script_after_the_text_so_far(bundle: Path, lose: Callable[..., None]) -> None:
+    whole = hexgraft("chat", bundle, "--plain", "--max-tokens", "30", input="the fox\n")
+    lose(12, FAILED)
+    result = hexgraft("chat", bundle, "--plain", "--max-tokens", "30", input="the fox\n")
+    assert result.exit_code == FAILED
+    assert last_error_of(result) == ("the link is gone", "plug it in")
+    assert whole.stdout.startswith(result.stdout.rstrip("\n\ufffd"))
+    assert result.stdout.endswith("\n")
+
+
 def test_a_lost_link_is_said_and_the_turn_stays(
-    bundle: Path, tmp_path: Path, typed: Callable[..., None], lose: Callable[[int], None]
+    bundle: Path, tmp_path: Path, typed: Callable[..., None], lose: Callable[..., None]
 ) -> None:
     saved = tmp_path / "talk.json"
     typed("the fox", "/stats", f"/save {saved}")

@@ -78,7 +78,7 @@ def test_a_run_that_was_given_fewer_tokens_is_identical_as_far_as_it_goes(
     assert "then one run ends (max-tokens)" in found.reason
 
 
-@pytest.mark.parametrize("finish", ["interrupted", "lost"])
+@pytest.mark.parametrize("finish", ["interrupted", "lost", "failed"])
 def test_a_run_that_was_cut_short_is_identical_as_far_as_it_goes(
     bundle: Bundle, target: CpuSession, plain: Trace, finish: str
 ) -> None:
