@@ -17,6 +17,7 @@ from hexgraft.host.backends import BACKENDS, open_session, parse_width_option
 from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.cli.authors import take_authors
 from hexgraft.host.cli.console import bytes_progress
+from hexgraft.host.cli.given_text import read_text
 from hexgraft.host.cli.phone_options import build_options, refuse_unused, soc_model
 from hexgraft.host.cli.tuned import Draft, site_of, tuned_drafter, wants_tuned
 from hexgraft.host.decode import DecodeOptions, Decoder
@@ -30,9 +31,6 @@ from hexgraft.host.stop_strings import AnswerText
 from hexgraft.host.text import TextCodec
 from hexgraft.host.verify import VERIFIERS, Verifier, make_verifier
 from hexgraft.models.errors import UsageError
-
-TEXT_LIMIT = 16 << 20
-"""Bytes of a prompt, a system message or a corpus; far beyond any context."""
 
 DEFAULT_TREE_SIZE = 16
 
@@ -379,27 +377,3 @@ def _drafter(
         corpus=corpus,
         knobs=knobs,
     )
-
-
-def read_text(file: Path, what: str) -> str:
-    """A UTF-8 text file; raises UsageError for one that cannot be read or is larger than TEXT_LIMIT."""
-    try:
-        with file.open("rb") as stream:
-            raw = stream.read(TEXT_LIMIT + 1)
-    except OSError as error:
-        raise UsageError(
-            f"cannot read {file}: {error.strerror}", f"name a text file with the {what}"
-        ) from error
-    return decode_text(raw, f"the {what} in {file}")
-
-
-def decode_text(raw: bytes, what: str) -> str:
-    if len(raw) > TEXT_LIMIT:
-        raise UsageError(f"{what} has more than {TEXT_LIMIT >> 20} MB", "shorten it")
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{what} is not UTF-8 text: {error.reason} at byte {error.start}",
-            "iconv -t UTF-8 converts a file",
-        ) from error

@@ -11,18 +11,16 @@ import click
 from hexgraft.host.cli.authors import authors_option, take_authors
 from hexgraft.host.cli.console import print_json, say, stderr, token_progress
 from hexgraft.host.cli.generation import Generation, generate, logprobs_json, print_piece, summary
+from hexgraft.host.cli.given_text import TEXT_LIMIT, decode_text, read_text
 from hexgraft.host.cli.interrupt import interruptible
 from hexgraft.host.cli.options import (
-    TEXT_LIMIT,
     answer_options,
     answer_text,
     baked_option,
-    decode_text,
     draft_options,
     open_baked,
     open_checked,
     open_decoder,
-    read_text,
     sampling_options,
     session_options,
     system_options,
