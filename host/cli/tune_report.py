@@ -46,7 +46,7 @@ def show_chosen(
         spread = f"{ratio.median:.2f}x ({ratio.low:.2f}-{ratio.high:.2f})"
         table.add_row(*_row(guess), f"{result.speed.median:.1f}", spread)
     run = {guess.title for guess, _ in verdict.tried}
-    for guess in [guess for guess in guesses if guess.title not in run][: _SHOWN - len(run)]:
+    for guess in [guess for guess in guesses if guess.title not in run][: max(0, _SHOWN - len(run))]:
         table.add_row(*_row(guess), "", "")
     stdout().print(table)
     worst = search.worst(verdict.tried[-1][0])

@@ -71,6 +71,13 @@ def test_what_is_chosen_is_what_run_does(bundle: Bundle, prompts: Path, state: P
     assert "tuned: " in ran.stderr
 
 
+def test_many_that_were_run_are_shown_without_the_rest(bundle: Bundle, prompts: Path) -> None:
+    words = ("--prompts", str(prompts), "--max-tokens", "8", "--drafters", "lookup", "--repeats", "1")
+    done = hexgraft("tune", str(bundle.path), *words, "--verify", "9", "--no-write")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.count("lookup,") == 10, "nine settings, and one of them kept to what pays"
+
+
 def test_a_choice_that_cannot_be_kept_is_shown_all_the_same(
     bundle: Bundle, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
