@@ -38,6 +38,11 @@ def short_text(folder: Path) -> Path:
     return file
 
 
+def calibration_of(precision: str, folder: Path) -> Path | None:
+    """`short_text` where a precision of the NPU is calibrated."""
+    return None if precision == "fp16" else short_text(folder)
+
+
 def calibrated(bundle: Bundle, role: str = "target") -> tuple[Network, Ranges]:
     return Network(bundle, role), calibrate(bundle, role, [random_text(300)])
 

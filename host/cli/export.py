@@ -97,8 +97,8 @@ def _attention(chosen: str, npu: bool) -> str:
     type=click.Choice(["plain", FUSED]),
     default="plain",
     show_default=True,
-    help="fused: one operator a layer, 5 to 20 % faster; with a8 a tree may then take the other of two "
-    "tokens that are about as good.",
+    help="fused: one operator a layer, 5 to 20 % faster; with a8 trees then no longer give plain decoding's "
+    "very tokens.",
 )
 @htp_options
 @hub_options

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from heads import write_head
-from htp_build import calibrated, needs_qnn, short_text
+from htp_build import calibrated, calibration_of, needs_qnn
 from tiny import write_tiny_hf
 
 from hexgraft.export.head import HEAD_WEIGHTS
@@ -52,7 +52,7 @@ def test_binaries_have_the_estimated_size(precision: str, tmp_path: Path) -> Non
             find_socs(("SM8650",)),
             make_precision(precision),
             parity_rows=0,
-            calibration=short_text(tmp_path),
+            calibration=calibration_of(precision, tmp_path),
             host_widths=(),
         ),
         report=lambda step: None,

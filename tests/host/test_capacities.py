@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from htp_build import needs_qnn, random_text, short_text
+from htp_build import calibration_of, needs_qnn, random_text
 from pair import make_pair, write_pair
 from tiny import write_tiny_hf
 
@@ -45,7 +45,7 @@ def export(
         find_socs(("SM8650",)),
         make_precision(precision),
         parity_rows=0,
-        calibration=short_text(folder),
+        calibration=calibration_of(precision, folder),
         capacities=tuple(capacities),
     )
     said: list[str] = []

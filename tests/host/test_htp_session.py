@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from htp_build import calibrated, cpu_session, needs_qnn, quantised_file, random_text, short_text
+from htp_build import calibrated, calibration_of, cpu_session, needs_qnn, quantised_file, random_text
 from pair import write_pair
 
 from hexgraft.export.htp.compile import compile_binary
@@ -44,7 +44,10 @@ def export_pair(
     folder.mkdir(exist_ok=True)
     write_pair(folder, options=ExportOptions(WIDTHS, 128), noise=None if sizes else 0.1, **(sizes or {}))
     plan = HtpOptions(
-        find_socs(socs), make_precision(precision), parity_rows=0, calibration=short_text(folder)
+        find_socs(socs),
+        make_precision(precision),
+        parity_rows=0,
+        calibration=calibration_of(precision, folder),
     )
     export_htp(
         open_checkpoint(folder / "target-checkpoint"),
