@@ -100,7 +100,7 @@ def here(name: str, bundle: Bundle, backend: str, encode: Callable[[str], list[i
     verdict = _decide(search, target)
     yield from _agreement(name, search, verdict)
     whole = _search(bundle, profile, target, draft, encode, LAB_PROMPTS)
-    adapted = whole.adapted(whole.guess(search.ranking()[0].setting))
+    adapted = whole.adapted(whole.guess(verdict.fixed[verdict.place][0].setting))
     yield Figure(f"{name}: lab prompts kept to what pays", adapted.speedup, "x")
     yield Figure(f"{name}: the worst lab prompt against plain", whole.worst(adapted), "x time", "<= 1.05")
 
@@ -108,7 +108,7 @@ def here(name: str, bundle: Bundle, backend: str, encode: Callable[[str], list[i
 def _agreement(name: str, search: Search, verdict: Verdict) -> Iterator[Figure]:
     """Figures of the settings that were run."""
     yield Figure(f"{name}: plain decoding", verdict.plain.speed.median, "tok/s")
-    for guess, result in (verdict.tried[0], verdict.tried[-1]):
+    for guess, result in (verdict.fixed[verdict.place], verdict.kept[verdict.place]):
         yield Figure(f"{name}: {guess.title}, speed-up", result.ratio.median, "x")
         error = abs(guess.speedup / result.ratio.median - 1)
         yield Figure(f"{name}: {guess.title}, speed-up predicted off by", 100 * error, "%", "<= 10")
@@ -124,7 +124,7 @@ def _decide(search: Search, target: Session) -> Verdict:
     contest = Contest(target, prompts, search.bench.options, repeats=repeats)
     probe(search, contest)
     guesses = search.ranking()
-    return decide(search, contest, guesses[:2], search.adapted(guesses[0]))
+    return decide(search, contest, guesses[:2], [search.adapted(guess) for guess in guesses[:2]])
 
 
 def _search(

@@ -65,10 +65,10 @@ from hexgraft.models.errors import UsageError
 @click.option(
     "--verify",
     "verified",
-    default=3,
+    default=2,
     show_default=True,
     type=click.IntRange(min=1),
-    help="How many of the best settings to run beside plain decoding.",
+    help="How many of the best settings to run beside plain decoding, each as it is and kept to what pays.",
 )
 @click.option(
     "--repeats", default=3, show_default=True, type=click.IntRange(min=1), help="How often to run them."
@@ -124,8 +124,8 @@ def tune(bundle: Path, **options: Any) -> None:
         )
     guesses = _search(kitchen, names)
     if foreign is not None:
-        adapted = kitchen.search.adapted(guesses[0])
-        show_foreseen(foreign, opened, kitchen.search, guesses, adapted, as_json=options["as_json"])
+        foreseen = kitchen.search.adapted(guesses[0])
+        show_foreseen(foreign, opened, kitchen.search, guesses, foreseen, as_json=options["as_json"])
         return
     answered = [transcript.prompt for transcript in kitchen.transcripts]
     contest = Contest(kitchen.target, answered, kitchen.decode, options["repeats"])
@@ -133,9 +133,9 @@ def tune(bundle: Path, **options: Any) -> None:
         contest.progress = partial(advance, 1)
         probe(kitchen.search, contest)
     guesses = kitchen.search.ranking()
-    adapted = kitchen.search.adapted(guesses[0])
     best = guesses[: options["verified"]]
-    with token_progress("verifying", contest.runs(len(best) + 1)) as advance:
+    adapted = [kitchen.search.adapted(guess) for guess in best]
+    with token_progress("verifying", contest.runs(len(best) + len(adapted))) as advance:
         contest.progress = partial(advance, 1)
         verdict = decide(kitchen.search, contest, best, adapted)
     path = None

@@ -49,7 +49,7 @@ def show_chosen(
     for guess in [guess for guess in guesses if guess.title not in run][: max(0, _SHOWN - len(run))]:
         table.add_row(*_row(guess), "", "")
     stdout().print(table)
-    worst = search.worst(verdict.tried[-1][0])
+    worst = search.worst(verdict.kept[verdict.place][0])
     say(f"kept to what pays, the worst prompt takes {worst:.2f} times plain decoding's seconds, by the table")
     if choice.setting is None:
         say(f"no tree brings {PAYS:.2f}x here: plain decoding is chosen")

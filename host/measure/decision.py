@@ -1,4 +1,5 @@
-"""From predictions to a choice: the best few run beside plain decoding, the fastest taken if it pays."""
+"""From predictions to a choice: the best few run beside plain decoding, as they are and kept to what pays, as
+which a tuned run decodes: the fastest so is taken if it pays."""
 
 from __future__ import annotations
 
@@ -13,48 +14,53 @@ from hexgraft.host.measure.tune import PAYS, Guess, Search
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The settings that were run with their results, the last one kept to what pays; plain decoding beside
-    them; and what follows."""
+    """The settings that were run with their results, `fixed` as they are and `kept` to what pays, of which
+    the one at `place` is best; plain decoding beside them; and what follows."""
 
     plain: Result
-    tried: list[tuple[Guess, Result]]
+    fixed: list[tuple[Guess, Result]]
+    kept: list[tuple[Guess, Result]]
+    place: int
     choice: Choice
 
     @property
     def pays(self) -> bool:
         return self.choice.setting is not None
 
+    @property
+    def tried(self) -> list[tuple[Guess, Result]]:
+        return [*self.fixed, *self.kept]
 
-def decide(search: Search, contest: Contest, guesses: Sequence[Guess], adapted: Guess) -> Verdict:
-    """Run `guesses` and `adapted`, the first of them kept to what pays, and choose."""
+
+def decide(search: Search, contest: Contest, guesses: Sequence[Guess], adapted: Sequence[Guess]) -> Verdict:
+    """Run `guesses` and, kept to what pays, `adapted`, which are as many, and choose."""
     plain, results = contest.run(_contenders(search, contest, guesses, adapted))
-    *fixed, kept = results
-    place = max(range(len(fixed)), key=lambda number: fixed[number].ratio.median)
-    if kept.ratio.median >= fixed[place].ratio.median:
-        place = 0
-    chosen, result = guesses[place], fixed[place]
-    pays = max(result.ratio.median, kept.ratio.median if place == 0 else 0.0) >= PAYS
-    alike = chosen.setting.drafter == adapted.setting.drafter
+    fixed, kept = results[: len(guesses)], results[len(guesses) :]
+    place = max(range(len(kept)), key=lambda number: kept[number].ratio.median)
+    chosen = guesses[place]
     choice = Choice(
         temperature=contest.options.sampling.temperature,
-        setting=chosen.setting if pays else None,
+        setting=chosen.setting if kept[place].ratio.median >= PAYS else None,
         tokens=sum(len(transcript.answer) for transcript in search.bench.transcripts),
         predicted=chosen.speed,
         predicted_plain=search.plain,
-        measured=result.speed.median,
+        measured=fixed[place].speed.median,
         measured_plain=plain.speed.median,
-        measured_adaptive=kept.speed.median if place == 0 else 0.0,
+        measured_adaptive=kept[place].speed.median,
         drafting=chosen.trial.drafting,
-        prior=adapted.prior if alike else (),
+        prior=adapted[place].prior,
         by_depth=[(tally.accepted, tally.tried) for tally in chosen.trial.by_depth],
         by_rank=[(tally.accepted, tally.tried) for tally in chosen.trial.by_rank],
     )
-    return Verdict(plain, list(zip([*guesses, adapted], results, strict=True)), choice)
+    as_they_are, kept_to_it = list(zip(guesses, fixed, strict=True)), list(zip(adapted, kept, strict=True))
+    return Verdict(plain, as_they_are, kept_to_it, place, choice)
 
 
 def _contenders(
-    search: Search, contest: Contest, guesses: Sequence[Guess], adapted: Guess
+    search: Search, contest: Contest, guesses: Sequence[Guess], adapted: Sequence[Guess]
 ) -> list[Contender]:
     found = [contender(search, contest, guess) for guess in guesses]
-    sized = replace(contest.options, tree_size=search.sizes[-1], tree_depth=adapted.setting.tree_depth)
-    return [*found, Contender(adapted.title, search.adaptive(adapted), sized)]
+    for guess in adapted:
+        sized = replace(contest.options, tree_size=search.sizes[-1], tree_depth=guess.setting.tree_depth)
+        found.append(Contender(guess.title, search.adaptive(guess), sized))
+    return found

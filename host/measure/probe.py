@@ -1,5 +1,5 @@
-"""What a table cannot know of rounds with trees, found by running a few: caches gone cold while something
-else computed, messages that go with some drafters alone."""
+"""What a table cannot know, found by running a few texts: of rounds with trees, caches gone cold while
+something else computed, messages that go with some drafters alone; of all, how fast the machine is by now."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def probe(search: Search, contest: Contest) -> None:
     all drafters that have been run.
 
     Measured against plain decoding, whose rounds the table knows, so that a machine that slows down says
-    nothing.
+    nothing of trees; it is told by plain decoding's own speed, which scales all that is foretold.
     """
     texts = search.bench.transcripts[::_EVERY]
     plain = sum(search.costs.plain_seconds(text) for text in texts)
@@ -32,11 +32,12 @@ def probe(search: Search, contest: Contest) -> None:
     while fresh := [
         guess for guess in search.best_of_drafters() if guess.setting.drafter not in search.beyond
     ]:
-        _, results = part.run([contender(search, contest, guess) for guess in fresh])
+        now, results = part.run([contender(search, contest, guess) for guess in fresh])
         for guess, result in zip(fresh, results, strict=True):
             run = guess.trial.parts[::_EVERY]
             beyond = plain / result.ratio.median - sum(search.costs.seconds(one) for one in run)
             search.add_to_rounds(guess.setting.drafter, beyond / sum(one.rounds for one in run))
+        search.keep_pace(search.costs.plain_speed(texts) / now.speed.median)
 
 
 def contender(search: Search, contest: Contest, guess: Guess) -> Contender:

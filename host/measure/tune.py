@@ -56,11 +56,13 @@ class Search:
     guesses: dict[Setting, Guess] = field(default_factory=dict)
     beyond: dict[str, float] = field(default_factory=dict)
     """Seconds that a round of a drafter was found to take beyond what table and trials say."""
+    pace: float = 1.0
+    """How many times as long everything takes by now as when the table was measured."""
 
     @property
     def plain(self) -> float:
         """Tokens a second of plain decoding, predicted."""
-        return self.costs.plain_speed(self.bench.transcripts)
+        return self.costs.plain_speed(self.bench.transcripts) / self.pace
 
     def guess(self, setting: Setting) -> Guess:
         """Try a setting, once."""
@@ -101,6 +103,11 @@ class Search:
         for setting, guess in self.guesses.items():
             if setting.drafter == drafter:
                 self.guesses[setting] = self._priced(_longer(guess.trial, seconds))
+
+    def keep_pace(self, pace: float) -> None:
+        """Have everything take so many times what the table says; speed-ups stay what they are."""
+        self.pace = pace
+        self.guesses = {setting: self._priced(guess.trial) for setting, guess in self.guesses.items()}
 
     def _first(self, name: str, size: int, largest: int) -> Setting:
         """A drafter's setting of a size to begin with; one that has a table gets the acceptance measured."""
@@ -150,7 +157,7 @@ class Search:
         return max(self.costs.seconds(part) / self.costs.plain_seconds(text) for part, text in parts)
 
     def _priced(self, trial: Trial) -> Guess:
-        speed = self.costs.speed(trial)
+        speed = self.costs.speed(trial) / self.pace
         return Guess(trial.setting, trial, speed, speed / self.plain)
 
     def _climb(self, guess: Guess, sizes: Sequence[int]) -> None:

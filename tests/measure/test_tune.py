@@ -18,11 +18,11 @@ from hexgraft.host.drafters.base import Drafter, Limits
 from hexgraft.host.drafters.wrapped import WrappedDrafter
 from hexgraft.host.lab.prompts import LAB_PROMPTS
 from hexgraft.host.measure import setting as settings
-from hexgraft.host.measure.contest import Contest
+from hexgraft.host.measure.contest import Contender, Contest, Result
 from hexgraft.host.measure.costs import Costs
 from hexgraft.host.measure.decision import Verdict, decide
 from hexgraft.host.measure.probe import probe
-from hexgraft.host.measure.profile import Spread
+from hexgraft.host.measure.profile import ModelTimes, Spread
 from hexgraft.host.measure.setting import (
     Setting,
     every_setting,
@@ -58,7 +58,7 @@ def verdict_of(place: Pace, search: Search, drafters: list[str]) -> Verdict:
     guesses = search.run(drafters, search.sizes)
     prompts = [transcript.prompt for transcript in search.bench.transcripts]
     contest = Contest(place.target, prompts, place.options, repeats=1, clock=place.clock)
-    return decide(search, contest, guesses[:2], search.adapted(guesses[0]))
+    return decide(search, contest, guesses[:2], [search.adapted(guess) for guess in guesses[:2]])
 
 
 @pytest.mark.parametrize(("shape", "temperature"), [("flat", 0.8), ("steep", 0.0)])
@@ -68,11 +68,11 @@ def test_predictions_are_what_runs_take(bundle: Bundle, coarse: None, shape: str
     search = place.search(place.transcripts(SIX[:2]))
     verdict = verdict_of(place, search, ["lookup", "levels"])
     assert verdict.plain.speed.median == pytest.approx(search.plain, rel=0.01)
-    assert len(verdict.tried) == 3
+    assert len(verdict.tried) == 4
     for guess, result in verdict.tried:
         assert result.speed.median == pytest.approx(guess.speed, rel=0.1)
         assert result.ratio.median == pytest.approx(guess.speedup, rel=0.1)
-    assert verdict.tried[-1][0].adaptive
+    assert [guess.adaptive for guess, _ in verdict.tried] == [False, False, True, True]
     assert verdict.choice.measured == pytest.approx(verdict.choice.predicted, rel=0.1)
     assert verdict.choice.temperature == temperature
 
@@ -91,10 +91,10 @@ def test_what_the_host_does_counts(bundle: Bundle) -> None:
     verdict = verdict_of(place, search, ["lookup"])
     assert guess.trial.drafting == pytest.approx(0.02, rel=0.01)
     assert verdict.plain.speed.median == pytest.approx(search.plain, rel=1e-3)
-    for tried, result in verdict.tried[:-1]:
+    for tried, result in verdict.fixed:
         assert result.speed.median == pytest.approx(tried.speed, rel=1e-3)
-    kept = verdict.tried[-1]
-    assert kept[1].speed.median == pytest.approx(kept[0].speed, rel=0.05)
+    for tried, result in verdict.kept:
+        assert result.speed.median == pytest.approx(tried.speed, rel=0.05)
     without = replace(place.costs, row=0.0).speed(guess.trial)
     assert without > 1.05 * guess.speed
 
@@ -110,13 +110,64 @@ def test_a_probe_finds_what_the_table_does_not_know(bundle: Bundle) -> None:
     contest = Contest(place.target, prompts, place.options, repeats=1, clock=place.clock)
     probe(search, contest)
     probed = search.ranking()
-    verdict = decide(search, contest, probed[:2], search.adapted(probed[0]))
+    verdict = decide(search, contest, probed[:2], [search.adapted(guess) for guess in probed[:2]])
     for guess, result in verdict.tried:
         assert result.speed.median == pytest.approx(guess.speed, rel=0.05)
         assert guess.speed < tables[0].speed
     # Every round of a model has a tree, few of a lookup have.
     assert search.beyond["levels"] == pytest.approx(0.01, rel=0.1)
     assert 0 < search.beyond["lookup"] < 0.005
+
+
+def test_a_machine_that_got_slower_is_foretold_as_it_is_now(bundle: Bundle) -> None:
+    """All passes take 1.4 times what they took when the table was measured: speeds follow, ratios stay."""
+    fast = shaped_profile("flat")
+
+    def slower(model: ModelTimes) -> ModelTimes:
+        passes = [
+            msgspec.structs.replace(each, graph=Spread.single(1.4 * each.graph.median))
+            for each in model.passes
+        ]
+        return msgspec.structs.replace(model, passes=passes)
+
+    assert fast.draft is not None
+    now = msgspec.structs.replace(fast, target=slower(fast.target), draft=slower(fast.draft))
+    place = Pace(bundle, now)
+    place.costs = Costs.of(fast)
+    search = place.search(place.transcripts(SIX[:4]))
+    before = search.run(["lookup", "levels"], search.sizes)[0]
+    prompts = [transcript.prompt for transcript in search.bench.transcripts]
+    contest = Contest(place.target, prompts, place.options, repeats=1, clock=place.clock)
+    probe(search, contest)
+    assert search.pace == pytest.approx(1.4, rel=0.01)
+    after = search.ranking()
+    assert after[0].setting == before.setting
+    assert after[0].speedup == pytest.approx(before.speedup, rel=0.02)
+    verdict = decide(search, contest, after[:2], [search.adapted(guess) for guess in after[:2]])
+    assert verdict.plain.speed.median == pytest.approx(search.plain, rel=0.01)
+    for guess, result in verdict.tried:
+        assert result.speed.median == pytest.approx(guess.speed, rel=0.05)
+
+
+def test_what_runs_best_kept_to_what_pays_is_chosen(
+    bundle: Bundle, coarse: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tuned run is kept to what pays: the setting that is faster only as it is does not count."""
+    place = pace(bundle, "flat")
+    search = place.search(place.transcripts(SIX[:2]))
+    guesses = search.run(["lookup", "levels"], search.sizes)[:2]
+    adapted = [search.adapted(guess) for guess in guesses]
+    speeds = {guesses[0].title: 3.0, guesses[1].title: 1.5, adapted[0].title: 1.2, adapted[1].title: 1.4}
+
+    def run(contest: Contest, contenders: Sequence[Contender]) -> tuple[Result, list[Result]]:
+        found = [Result(each.title, *[Spread.single(speeds[each.title])] * 2) for each in contenders]
+        return Result("plain", Spread.single(1.0), Spread.single(1.0)), found
+
+    monkeypatch.setattr(Contest, "run", run)
+    verdict = decide(search, Contest(place.target, [], place.options), guesses, adapted)
+    assert verdict.place == 1
+    assert verdict.choice.setting == guesses[1].setting
+    assert (verdict.choice.measured, verdict.choice.speedup) == (1.5, 1.4)
 
 
 class PaidPasses(Wrapped):
@@ -178,7 +229,7 @@ def test_plain_decoding_is_chosen_where_no_tree_pays(tmp_path: Path) -> None:
     guess = search.guess(Setting("levels", 4, 2))
     prompts = [transcript.prompt for transcript in search.bench.transcripts]
     contest = Contest(place.target, prompts, place.options, repeats=1, clock=place.clock)
-    verdict = decide(search, contest, [guess], search.adapted(guess))
+    verdict = decide(search, contest, [guess], [search.adapted(guess)])
     assert not verdict.pays
     assert verdict.choice.setting is None
     assert max(result.ratio.median for _, result in verdict.tried) < PAYS
