@@ -36,14 +36,15 @@ OURS = "hexgraft"
 FUSED_NAME = f"{OURS}, fused, "
 """With fused attention: in fp32 the same tokens as without; trees at a8 keep to plain decoding's only as far
 as near ties."""
+_ONE_PASS = ("lookup 6", "lookup+levels 8 depth=1 enough=1 top_k=1")
 DRAFTS = {
-    "fp32": ("lookup 8", "lookup+levels 6"),
-    "w8a8": ("lookup 5", "lookup+levels 2"),
-    "w4a8": ("lookup 5", "lookup+levels 2"),
-    "w4h4a8": ("lookup 5", "lookup+levels 2"),
+    "fp32": ("lookup 8", "lookup+levels 16 depth=2 enough=1 top_k=1"),
+    "w8a8": _ONE_PASS,
+    "w4a8": _ONE_PASS,
+    "w4h4a8": _ONE_PASS,
 }
-"""Our drafters and the nodes of their trees: lookup as peers have it, and together with the head. The sizes
-are about those that `hexgraft tune` chooses here."""
+"""Our drafters, the nodes of their trees, and their parameters: lookup as peers have it, and together with the
+head. They are about those that `hexgraft tune` finds here, chosen on these kinds of prompts."""
 HALF = "F16"
 """Two peers read no fp32: ours against their half precision is told, but held to no goal."""
 Precision = tuple["Contender", ...]

@@ -38,7 +38,7 @@ from hexgraft.host.measure.latency import Plan
 from hexgraft.host.measure.metered import Metered
 from hexgraft.host.measure.probe import probe
 from hexgraft.host.measure.profile import LatencyProfile
-from hexgraft.host.measure.setting import TRIED, maker, usable_drafters
+from hexgraft.host.measure.setting import TRIED, beginnings, maker, usable_drafters
 from hexgraft.host.measure.shipped import find_profile
 from hexgraft.host.measure.trial import Bench, with_widths
 from hexgraft.host.measure.tune import Guess, Search
@@ -209,7 +209,8 @@ def _search(kitchen: _Kitchen, names: Sequence[str]) -> list[Guess]:
     found = usable_drafters(search.make, search.open_draft, names)
     if not found:
         raise UsageError(f"none of --drafters {','.join(names)} fits this bundle", "leave out --drafters")
-    with token_progress("trying settings", len(found) * len(search.sizes)) as advance:
+    begun = sum(len(beginnings(name)) for name in found)
+    with token_progress("trying settings", begun * len(search.sizes)) as advance:
         search.progress = lambda title: advance(1)
         guesses = search.run(found, search.sizes)
     if not guesses:

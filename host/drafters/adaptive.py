@@ -125,14 +125,13 @@ class Adaptive(WrappedDrafter):
             self._meter.clear()
         purse = Purse(self._costs, fill, token, slack - least)
         self.drafted[-1] += 1
-        self._read = len(tokens)
         try:
             last.tree = self._drafter.draft(tokens, Limits(nodes, limits.depth, limits.stops, purse))
         finally:  # passes cost what they cost, also where their logits are not finite
-            last.spent = self._spent()
+            last.spent = self._spent(len(tokens))
         last.kept = self._choose(last.tree, token, slack - last.spent, plain, fill)
         if self._meter is not None:
-            self._follow(len(last.kept))
+            self._follow(len(last.tree), len(last.kept))
         return _cut(last.tree, last.kept)
 
     def accept(self, tree: TokenTree, path: Sequence[int]) -> None:
@@ -160,11 +159,16 @@ class Adaptive(WrappedDrafter):
         """The draft model's pass over the root and what it has not read yet."""
         return self._costs.catch_up(rows, fill) if self._meter is not None else 0.0
 
-    def _spent(self) -> float:
-        if self._meter is None:
+    def _spent(self, length: int) -> float:
+        """Of the draft model's passes in a text of `length` tokens. What they read beyond the tokens that
+        have come since the last ones is of the prompt, whose cost no tree can help."""
+        if self._meter is None or not self._meter.passes:
             return 0.0
-        passes = self._meter.passes.items()
-        return sum(count * self._costs.pass_of_draft(rows, fill) for (rows, fill), count in passes)
+        unread, self._read = length - self._read, length
+        passes, price = self._meter.passes, self._costs.pass_of_draft
+        widest, at = max(passes)
+        prompt = price(widest, at) - price(unread, at) if widest > unread else 0.0
+        return sum(count * price(rows, fill) for (rows, fill), count in passes.items()) - prompt
 
     def _choose(self, tree: TokenTree, token: float, slack: float, plain: float, fill: int) -> Sequence[int]:
         """The nodes that pay: the likeliest ones, as many as bring most beyond what their pass costs."""
@@ -190,12 +194,13 @@ class Adaptive(WrappedDrafter):
             logs.append(logs[tree.parents[node]] + own)
         return logs
 
-    def _follow(self, kept: int) -> None:
-        """Ask for the next larger tree after one that paid as a whole, for a smaller one if that had done."""
+    def _follow(self, drafted: int, kept: int) -> None:
+        """Ask for the next larger tree after one that paid as a whole, for a smaller one if that had done;
+        a tree that the drafter itself kept small says nothing."""
         below = self._sizes[self._aim - 1] if self._aim > 0 else 0
         if kept >= self._sizes[self._aim]:
             self._aim = min(self._aim + 1, len(self._sizes) - 1)
-        elif 1 < kept <= below:
+        elif 1 < kept <= below < drafted:
             self._aim -= 1
 
     def _learn(self, tokens: Sequence[int]) -> None:

@@ -16,7 +16,7 @@ _PRIOR = 12.0
 """Tokens that the speed foreseen counts for, against those measured."""
 _MEMORY = 0.97
 """What a round's speed counts one round later."""
-_PATIENCE = (4, 2)
+_PATIENCE = (6, 2)
 """Rounds whose gains must add up to something: at first, and when trying again."""
 _PAUSES = (8, 16, 32, 64)
 """Plain rounds after a failure, after the second in a row, and so on."""

@@ -10,7 +10,7 @@ import msgspec
 
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.drafters.base import Drafter
-from hexgraft.host.drafters.knobs import KNOBS, TableKnobs, parse_knobs
+from hexgraft.host.drafters.knobs import KNOBS, MergeKnobs, TableKnobs, parse_knobs
 from hexgraft.host.drafters.registry import DRAFTERS, make_drafter
 from hexgraft.host.sampling import Sampling
 from hexgraft.host.session import Session
@@ -20,6 +20,11 @@ FAN_OUT = ("max_fan_out", "top_k")
 """What drafters call the number of children a node may have; the first that one has is varied."""
 FANS = (1, 2, 3, 4, 6, 8)
 DEPTHS = (1, 2, 3, 4, 6, 8, None)
+SHARES = {"depth": (1, 2, 3), "enough": (1, 2, 4)}
+"""Of two drafters in one tree: how many levels the dear one adds, and what spares it."""
+CHEAP = ("depth=1", "enough=1")
+"""One pass of the dear one at most, and none where the cheap one promises a token: where passes of several
+rows and of the draft cost much, larger trees pay with this alone, so that a climb has to begin there, too."""
 LARGEST = 64
 """Nodes of a tree beyond which nothing is tried: draft passes and host time grow, acceptance hardly does."""
 
@@ -77,6 +82,18 @@ def usable_drafters(make: Maker, open_draft: OpenDraft, names: Sequence[str] = T
     return found
 
 
+def beginnings(drafter: str) -> list[tuple[str, ...]]:
+    """The options that a climb begins with."""
+    return [(), CHEAP] if MergeKnobs in KNOBS.get(drafter, ()) else [()]
+
+
+def varied(drafter: str) -> dict[str, tuple[int, ...]]:
+    """The drafter's parameters that are varied beside its tree's, and their values."""
+    knob = fan_out(drafter)
+    found: dict[str, tuple[int, ...]] = {} if knob is None else {knob: FANS}
+    return found | (SHARES if MergeKnobs in KNOBS.get(drafter, ()) else {})
+
+
 def fan_out(drafter: str) -> str | None:
     """The name of the drafter's parameter that limits children, None if it has none."""
     found = {field.name for kind in KNOBS.get(drafter, ()) for field in fields(kind)}
@@ -95,17 +112,18 @@ def halfway(sizes: Sequence[int]) -> list[int]:
 
 
 def neighbours(setting: Setting, sizes: Sequence[int]) -> list[Setting]:
-    """The settings that differ in one coordinate: size, depth, or fan-out."""
+    """The settings that differ in one coordinate: size, depth, or one of the drafter's parameters."""
     replace = msgspec.structs.replace
     found = [replace(setting, tree_size=size) for size in sizes]
     found += [
         replace(setting, tree_depth=depth) for depth in DEPTHS if depth is None or depth < setting.tree_size
     ]
-    knob = fan_out(setting.drafter)
-    if knob is not None:
+    for knob, values in varied(setting.drafter).items():
         rest = tuple(option for option in setting.options if not option.startswith(knob + "="))
-        found += [replace(setting, options=(*rest, f"{knob}={fan}")) for fan in FANS]
+        found += [replace(setting, options=(*rest, f"{knob}={value}")) for value in values]
         found.append(replace(setting, options=rest))
+    # One order, so that no setting is tried twice.
+    found = [replace(each, options=tuple(sorted(each.options))) for each in found]
     return [each for each in dict.fromkeys(found) if each != setting]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from itertools import product
 
 import msgspec
 
@@ -15,7 +16,15 @@ from hexgraft.host.drafters.knobs import KNOBS
 from hexgraft.host.measure.costs import Costs
 from hexgraft.host.measure.metered import Metered
 from hexgraft.host.measure.profile import ProfileError
-from hexgraft.host.measure.setting import Maker, OpenDraft, Setting, halfway, neighbours, tree_sizes
+from hexgraft.host.measure.setting import (
+    Maker,
+    OpenDraft,
+    Setting,
+    beginnings,
+    halfway,
+    neighbours,
+    tree_sizes,
+)
 from hexgraft.host.measure.trial import Bench, Trial, run_trial
 
 PAYS = 1.05
@@ -81,8 +90,9 @@ class Search:
         none helps. All guesses, the fastest first."""
         for name in drafters:
             try:
-                for size in reversed(sizes):
-                    self.guess(self._first(name, size, sizes[-1]))
+                for size, options in product(reversed(sizes), beginnings(name)):
+                    first = self._first(name, size, sizes[-1])
+                    self.guess(msgspec.structs.replace(first, options=(*first.options, *options)))
             except ProfileError:
                 continue  # without times of a draft model this drafter cannot be predicted
         between = sizes if self.costs.target.padded else halfway(sizes)

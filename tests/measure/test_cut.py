@@ -55,6 +55,65 @@ def begun(drafter: Same, shape: str, foreseen: float = 2.0) -> Adaptive:
     return adaptive
 
 
+class Counted(Same):
+    """A likely token and no more, for a draft pass over as many rows as `rows` says, one after the other."""
+
+    def __init__(self, rows: Sequence[int]) -> None:
+        super().__init__(0.9, 0.0)
+        self.rows_read = list(rows)
+        self.meter = Meter()
+
+    def draft(self, tokens: Sequence[int], limits: Limits) -> TokenTree:
+        self.asked.append(limits)
+        if count := self.rows_read.pop(0):
+            self.meter.passes[count, len(tokens) - 1] = 1
+        builder = TreeBuilder(tokens[-1])
+        builder.add(0, 1, 0.9, self.name)
+        return builder.build()
+
+
+class Meter:
+    """Counts what it is told."""
+
+    def __init__(self) -> None:
+        self.passes: dict[tuple[int, int], int] = {}
+
+    def clear(self) -> None:
+        self.passes.clear()
+
+
+def counted(drafter: Counted, prompt: int, rounds: int) -> Adaptive:
+    """After so many rounds on a text, each of which accepted the drafted token."""
+    costs = Costs.of(shaped_profile("flat"))
+    adaptive = Adaptive(drafter, costs, SIZES, 16, foreseen=2.0, meter=drafter.meter)
+    tokens = [7] * prompt
+    adaptive.begin(tokens)
+    for _ in range(rounds):
+        tree = adaptive.draft(tokens, LIMITS)
+        adaptive.accept(tree, range(len(tree)))
+        tokens = tokens + [1] * len(tree)
+    return adaptive
+
+
+def test_a_tree_that_its_drafter_kept_small_says_nothing_of_sizes() -> None:
+    """As where a lookup found nothing and the draft model adds one token: the next match may be long."""
+    drafter = Counted([1, *[2] * 9])
+    counted(drafter, 8, 10)
+    assert [limits.nodes for limits in drafter.asked] == [16] * 10
+
+
+def test_what_a_head_has_left_of_a_prompt_is_no_cost_of_trees() -> None:
+    """Its first pass reads the last tokens of the prompt, as the target's prefill did."""
+    plain, behind = Counted([1, *[2] * 5]), Counted([30, *[2] * 5])
+    assert counted(plain, 31, 6).slowdown == pytest.approx(counted(behind, 31, 6).slowdown)
+    # A drafter that was spared for a round reads more the next time, and that is a cost.
+    spared, read = Counted([1, 0, 4, 2]), Counted([1, 2, 2, 2])
+    costs = Costs.of(shaped_profile("flat"))
+    last = [counted(drafter, 31, 4)._ledger.paid for drafter in (spared, read)]
+    saved = 2 * costs.pass_of_draft(2, 40) - costs.pass_of_draft(4, 40)
+    assert last[1] - last[0] == pytest.approx(saved, rel=0.02)
+
+
 def test_trees_are_cut_to_what_pays() -> None:
     flat = begun(Same(0.8, 0.1), "flat").draft([7, 7], LIMITS)
     steep = begun(Same(0.8, 0.1), "steep").draft([7, 7], LIMITS)

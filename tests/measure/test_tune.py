@@ -24,7 +24,9 @@ from hexgraft.host.measure.decision import Verdict, decide
 from hexgraft.host.measure.probe import probe
 from hexgraft.host.measure.profile import ModelTimes, Spread
 from hexgraft.host.measure.setting import (
+    CHEAP,
     Setting,
+    beginnings,
     every_setting,
     fan_out,
     halfway,
@@ -244,6 +246,18 @@ def test_acceptance_by_depth_and_rank_is_kept(bundle: Bundle) -> None:
     assert guess.trial.by_rank[0].rate > guess.trial.by_rank[1].rate
     assert verdict.choice.by_depth
     assert all(accepted <= tried for accepted, tried in verdict.choice.by_rank)
+
+
+def test_two_drafters_in_one_tree_have_more_to_vary(bundle: Bundle, coarse: None) -> None:
+    place = pace(bundle, "steep")
+    search = place.search(place.transcripts(SIX[:1]))
+    search.run(["lookup+levels"], search.sizes)
+    tried = {setting.options for setting in search.guesses if setting.drafter == "lookup+levels"}
+    assert {(), CHEAP} <= tried
+    assert any(option.startswith("enough=") and option != "enough=1" for words in tried for option in words)
+    assert any(option in ("depth=2", "depth=3") for words in tried for option in words)
+    assert all(list(words) == sorted(words) for words in tried), "the same setting twice"
+    assert beginnings("levels") == beginnings("lookup") == [()]
 
 
 @pytest.mark.parametrize("padded", [True, False])
