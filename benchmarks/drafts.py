@@ -13,6 +13,8 @@ from hexgraft.host.drafters.base import Drafter, NoDraft
 from hexgraft.host.drafters.registry import make_drafter
 from hexgraft.host.lab.comparison import compare_drafters, transcribe
 from hexgraft.host.lab.prompts import CATEGORIES, LAB_PROMPTS
+from hexgraft.host.measure.setting import Setting, maker
+from hexgraft.host.sampling import Sampling
 from hexgraft.host.stats import Stats
 from hexgraft.host.text import TextCodec
 
@@ -20,7 +22,13 @@ TOKENS = 96
 THREADS = 2
 SHAPES = {"chain": 5, "best-first": 16, "levels": 16, "lookup": 16, "lookup+levels": 16}
 """Nodes of a tree by drafter; a chain of four drafted tokens has five."""
-TIMED = {"lookup+levels": 8, "lookup": 16, "chain": 4, "levels": 8}
+TIMED = (
+    Setting("lookup+levels", 8),
+    Setting("lookup+levels", 16, options=("depth=2", "enough=1", "top_k=1")),
+    Setting("lookup", 16),
+    Setting("chain", 4),
+    Setting("levels", 8),
+)
 PHASES = ("draft", "target", "target host", "verify", "graft")
 _GOALS = {"chain": ">= 2.0", "levels": ">= 2.5"}
 
@@ -52,21 +60,22 @@ def figures() -> Iterator[Figure]:
             pass
         return decoder.stats
 
-    for name, size in TIMED.items():
+    make = maker(bundle, Sampling())
+    for setting in TIMED:
         plain, drafted = [], []
         for category in CATEGORIES:
             one = next(prompt for prompt in LAB_PROMPTS if prompt.category == category)
             ids = encode(one.text)
             plain.append(run(NoDraft(), 1, ids))
-            drafted.append(run(make_drafter(name, bundle, lambda: draft), size, ids))
+            drafted.append(run(make(setting, lambda: draft), setting.tree_size, ids))
         ratio = _speed(drafted) / _speed(plain)
-        goal = ">= 1.15" if name == "lookup+levels" else ""
-        yield Figure(f"{name}, {size} nodes: speed against plain decoding", ratio, "x", goal)
+        goal = ">= 1.15" if setting.drafter == "lookup+levels" else ""
+        yield Figure(f"{setting.title}: speed against plain decoding", ratio, "x", goal)
         rounds = sum(stats.rounds for stats in drafted)
         one_token = sum(s.decode_seconds for s in plain) / sum(s.tokens for s in plain)
         for phase in PHASES:
             spent = sum(stats.seconds.get(phase, 0.0) for stats in drafted) / rounds
-            yield Figure(f"{name}, {size} nodes: {phase} a round, of a plain token", spent / one_token, "x")
+            yield Figure(f"{setting.title}: {phase} a round, of a plain token", spent / one_token, "x")
 
 
 def _speed(runs: list[Stats]) -> float:

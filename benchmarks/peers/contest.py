@@ -43,8 +43,8 @@ DRAFTS = {
     "w4a8": _ONE_PASS,
     "w4h4a8": _ONE_PASS,
 }
-"""Our drafters, the nodes of their trees, and their parameters: lookup as peers have it, and together with the
-head. They are about those that `hexgraft tune` finds here, chosen on these kinds of prompts."""
+"""Our drafters, the nodes of their trees, and their parameters: lookup as peers have it, and together with
+the head. They are about those that `hexgraft tune` finds here, on prompts of these kinds."""
 HALF = "F16"
 """Two peers read no fp32: ours against their half precision is told, but held to no goal."""
 Precision = tuple["Contender", ...]

@@ -125,6 +125,8 @@ def run(bundle: Path, dash: str | None, prompt: str | None, file: Path | None, *
         say(summary(decoder.stats, generation.finish))
     if generation.lost is not None:
         raise generation.lost
+    if tracing.problem is not None:
+        raise tracing.problem
     return INTERRUPTED if generation.finish == "interrupted" else 0
 
 

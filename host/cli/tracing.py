@@ -12,8 +12,9 @@ from hexgraft.host.bundle import Bundle
 from hexgraft.host.decode import Decoder, Round
 from hexgraft.host.drafters.adaptive import Adaptive
 from hexgraft.host.text import TextCodec
-from hexgraft.host.traces.trace import Recorder, top_recorded
+from hexgraft.host.traces.trace import Record, Recorder, top_recorded
 from hexgraft.host.traces.trace_file import TraceWriter
+from hexgraft.models.errors import HexgraftError
 
 trace_option = click.option(
     "--trace",
@@ -30,27 +31,36 @@ def candidates_wanted(options: dict[str, Any]) -> int | None:
 
 
 class Tracing:
-    """Records one run, from before its prefill on."""
+    """Records one run, from before its prefill on. A disk that takes no more ends the record and not the run:
+    `problem` is then what to say when the answer is out."""
 
     def __init__(self, file: Path | None, codec: TextCodec) -> None:
         self.show = codec.token
         self._recorder = Recorder(codec.token)
         self._writer = TraceWriter(file) if file is not None else None
+        self.problem: HexgraftError | None = None
 
     def begin(self, bundle: Bundle, decoder: Decoder, prompt: list[int], options: dict[str, Any]) -> None:
         if self._writer:
             whole, drafter = options["widths"] == "bundle", decoder.drafter
             knobs = drafter.knobs if isinstance(drafter, Adaptive) else options["draft_option"]
             header = self._recorder.header(bundle, decoder, prompt, whole=whole, knobs=knobs)
-            self._writer.write(header)
+            self._write(header)
 
     def round(self, current: Round) -> None:
         if self._writer:
-            self._writer.write(self._recorder.round(current))
+            self._write(self._recorder.round(current))
 
     def end(self, decoder: Decoder, finish: str | None) -> None:
         if self._writer:
-            self._writer.write(self._recorder.end(decoder.stats, finish))
+            self._write(self._recorder.end(decoder.stats, finish))
+
+    def _write(self, record: Record) -> None:
+        if self._writer and self.problem is None:
+            try:
+                self._writer.write(record)
+            except HexgraftError as error:
+                self.problem = error
 
     def __enter__(self) -> Self:
         return self

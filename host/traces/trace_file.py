@@ -4,6 +4,7 @@ inconsistent in themselves."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from shlex import quote
@@ -37,11 +38,18 @@ class TraceWriter:
                 f"cannot write the trace {path}: {error.strerror}",
                 f"see `ls -ld {folder}`, or choose another name for --trace",
             ) from error
-        self._encoder = msgspec.json.Encoder()
+        self._path, self._encoder = path, msgspec.json.Encoder()
 
     def write(self, record: Record) -> None:
-        self._file.write(self._encoder.encode(record) + b"\n")
-        self._file.flush()
+        """Raises HexgraftError where the disk does not take it."""
+        try:
+            self._file.write(self._encoder.encode(record) + b"\n")
+            self._file.flush()
+        except OSError as error:
+            raise HexgraftError(
+                f"the trace {self._path} ends early: {error.strerror}",
+                "free some space, or choose another place for --trace",
+            ) from error
 
     def __enter__(self) -> Self:
         return self
@@ -49,7 +57,8 @@ class TraceWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
+        with suppress(OSError):  # what is left in its buffer was refused before, and told
+            self._file.close()
 
 
 class _Version(msgspec.Struct):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from command import error_of, hexgraft
+from command import error_of, hexgraft, last_error_of
 from pair import write_pair
 
 from hexgraft.host.bundle import Bundle, open_bundle
@@ -19,7 +19,8 @@ from hexgraft.host.cli.main import cli
 from hexgraft.host.cpu_session import CpuSession
 from hexgraft.host.measure.wrapped import WrappedRows
 from hexgraft.host.session import CacheRows, Floats, Session, Visibility
-from hexgraft.host.traces.trace_file import read_trace
+from hexgraft.host.traces.trace import Record
+from hexgraft.host.traces.trace_file import TraceWriter, read_trace
 from hexgraft.models.errors import INTERRUPTED, HexgraftError
 
 TEXT = "the quick brown fox and the quick brown dog and the quick"
@@ -93,6 +94,34 @@ def test_an_interrupted_run_keeps_its_trace(
     trace = read_trace(file)
     assert trace.finish == "interrupted"
     assert len(trace.rounds) == 1
+
+
+def test_a_full_disk_ends_the_trace_and_not_the_run(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, written = TraceWriter.write, list[Record]()
+
+    def write_some(writer: TraceWriter, record: Record) -> None:
+        if len(written) == 4:
+            writer._file.close()
+            writer._file = Path("/dev/full").open("wb")  # noqa: SIM115
+        written.append(record)
+        write(writer, record)
+
+    monkeypatch.setattr(TraceWriter, "write", write_some)
+    file = tmp_path / "run.jsonl"
+    words = ("-p", TEXT, "--raw", "--max-tokens", "30", "--plain", "--trace", file, "--json")
+    done = hexgraft("run", bundle, *words)
+    assert done.exit_code == 1
+    answer = json.loads(done.stdout)
+    assert (len(answer["tokens"]), answer["finish"]) == (30, "max-tokens")
+    message, hint = last_error_of(done)
+    assert message == f"the trace {file} ends early: No space left on device"
+    assert hint == "free some space, or choose another place for --trace"
+    trace = read_trace(file)
+    assert trace.end is None
+    assert trace.emitted == answer["tokens"][:3]
+    assert len(written) == 5, "it is not tried again"
 
 
 def test_run_refuses_a_trace_it_cannot_write(bundle: Path, tmp_path: Path) -> None:
