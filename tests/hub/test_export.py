@@ -224,6 +224,11 @@ def test_dry_run_without_an_account(checkpoint: Path, tmp_path: Path) -> None:
         (("--device", "S24"), "--device is for AI Hub", "add --via aihub"),
         (("--dry-run",), "--dry-run is for AI Hub", "add --via aihub"),
         (("--via", "aihub"), "--via aihub needs a device or a chip", "SM8650"),
+        (
+            ("--via", "aihub", "--target", "cpu", "--soc", "SM8650"),
+            "not for the CPU",
+            "leave out --target cpu",
+        ),
         (("--via", "aihub", "--device", "Samsung Galxy S24"), "AI Hub has no device", "Samsung Galaxy S24"),
         (("--via", "aihub", "--soc", "SM8950"), "AI Hub has no device with SM8950", "hub devices"),
         (("--via", "aihub", "--device", "Toaster of the Future"), "not in our table", "--soc"),
