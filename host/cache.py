@@ -26,11 +26,12 @@ class Cache:
     """keys [layers, kv_heads, head_dim, C] and values [layers, kv_heads, C, head_dim], float32, zero at
     first.
 
-    In the joined layout both are [layers, kv_heads, C + `width`, head_dim]: behind the slots is room for the
-    rows of the widest pass, which the graph itself writes there. Unwritten slots must hold finite numbers: a
-    masked column still takes part in a product with probability 0. `capacities` are all the sizes the cache
-    may have, ascending; none: steps of STEP, then of COARSE. `positions` [C] int32 is where in the text each
-    slot's row stands, which windows are measured by.
+    In the joined layout both are [layers, kv_heads, S, head_dim]: behind the C slots is room for the `width`
+    rows of the widest pass, which the graph itself writes there, and for slots to come, in which the cache
+    grows without a copy; the system gives memory to what is written only. Unwritten slots must hold finite
+    numbers: a masked column still takes part in a product with probability 0. `capacities` are all the sizes
+    the cache may have, ascending; none: steps of STEP, then of COARSE. `positions` [C] int32 is where in the
+    text each slot's row stands, which windows are measured by.
     """
 
     def __init__(
@@ -44,10 +45,13 @@ class Cache:
         self.keys, self.values = self._allocate(capacity)
         self.positions = np.zeros(capacity, np.int32)
         self._used = 0  # slots from here on have not been written
+        self._behind = 0  # rows behind the slots that may have been
 
     def _allocate(self, capacity: int) -> tuple[Floats, Floats]:
         m = self._model
-        slots = capacity + self._room
+        slots = capacity
+        if self._joined:
+            slots = max(capacity, min(m.context, -(-capacity // FEW) * FEW)) + self._room
         keys = (slots, m.head_dim) if self._joined else (m.head_dim, slots)
         return (
             np.zeros((m.layers, m.kv_heads, *keys), np.float32),
@@ -58,9 +62,9 @@ class Cache:
         """Keys as a view [layers, kv_heads, slots or rows, head_dim], as values always are."""
         return keys if self._joined else keys.swapaxes(-1, -2)
 
-    def grow(self, slots: int) -> bool:
+    def grow(self, slots: int, staged: int = 0) -> bool:
         """Make room for `slots` slots: the next of `capacities`, or whole steps up to the model's context.
-        True if the buffers moved; rows behind the slots move along."""
+        True if bindings are stale; the first `staged` rows behind the slots move along."""
         if slots > self._model.context:
             raise DecodeError(f"slot {slots - 1} is beyond the context of {self._model.context} slots")
         if slots <= self.capacity:
@@ -68,12 +72,20 @@ class Cache:
         step = STEP if slots <= FEW else COARSE
         steps = min(self._model.context, -(-slots // step) * step)
         capacity = next((given for given in self._capacities if given >= slots), steps)
-        grown = self._allocate(capacity)
-        for new, old in zip(self._slots(*grown), self._slots(self.keys, self.values), strict=True):
-            new[..., : self.capacity, :] = old[..., : self.capacity, :]
-            new[..., capacity:, :] = old[..., self.capacity :, :]
+        here = self._slots(self.keys, self.values)
+        behind = [cache[..., self.capacity : self.capacity + staged, :].copy() for cache in here]
+        if self._joined and capacity + self._room <= self.values.shape[2]:
+            for cache in here:  # the rows were no slots' numbers
+                cache[..., self.capacity : self.capacity + self._behind, :] = 0
+        else:
+            self.keys, self.values = self._allocate(capacity)
+            for new, old in zip(self._slots(self.keys, self.values), here, strict=True):
+                new[..., : self.capacity, :] = old[..., : self.capacity, :]
+        if self._joined:
+            for cache, rows in zip(self._slots(self.keys, self.values), behind, strict=True):
+                cache[..., capacity : capacity + staged, :] = rows
         self.positions = np.pad(self.positions, (0, capacity - self.capacity))
-        self.capacity, (self.keys, self.values) = capacity, grown
+        self.capacity, self._behind = capacity, staged
         return True
 
     def _slots(self, keys: Floats, values: Floats) -> tuple[Floats, Floats]:
@@ -128,6 +140,7 @@ class Cache:
         """A graph's inputs and outputs of K/V rows by name: the same arrays where they are joined."""
         inputs: dict[str, Floats] = {}
         outputs: dict[str, Floats] = {}
+        self._behind = max(self._behind, stage.ids.shape[1])
         for i in range(self._model.layers):
             if self._joined:
                 inputs[f"past_key_{i}_in"] = outputs[f"past_key_{i}_out"] = self.keys[i][None]

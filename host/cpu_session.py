@@ -126,7 +126,7 @@ class CpuSession:
         source, target = checked_store(rows, slots, staged=self._staged)
         if not source.size:
             return
-        if self._cache.grow(int(target.max()) + 1):
+        if self._cache.grow(int(target.max()) + 1, self._staged):
             self._unbind()
         staging = self._staging.at(self._pad(self._staged))
         self._cache.store(staging, self._positions, source, target)

@@ -14,6 +14,7 @@ from hexgraft.export.writer import ExportOptions
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cache import COARSE, FEW, STEP, Cache
 from hexgraft.host.cpu_session import CpuSession
+from hexgraft.host.manifest import JOINED_LAYOUT
 from hexgraft.host.session import Session, Visibility, causal, prefill, tree_visibility
 from hexgraft.host.staging import Staging
 from hexgraft.host.tree import TokenTree, TreeBuilder
@@ -225,6 +226,29 @@ def test_a_row_may_be_stored_behind_what_the_cache_has_grown_to(long: Bundle) ->
     expected = session.save(2)
     np.testing.assert_allclose(found.keys, expected.keys, atol=1e-5)
     np.testing.assert_allclose(found.values, expected.values, atol=1e-5)
+
+
+def test_a_cache_with_room_grows_without_moving_and_leaves_zeros(long: Bundle) -> None:
+    """What the rows of earlier passes left where slots are now would reach later passes if it overflowed."""
+    session = CpuSession(long)
+    joined = long.target.kv_layout == JOINED_LAYOUT
+    before = session._cache.values.ctypes.data
+    session.forward([4, 5, 6, 7], range(4), causal(0, 4))
+    session.store([1, 2], [0, STEP])
+    assert session._cache.capacity == 2 * STEP
+    assert (session._cache.values.ctypes.data == before) == joined
+    saved = session.save(2 * STEP)
+    for place in range(2 * STEP):
+        assert saved.values[..., place, :].any() == saved.keys[..., place].any() == (place in (0, STEP))
+    session.store([0], [1])
+    commit(session, [4])
+    np.testing.assert_allclose(session.save(1).keys[..., 0], first_key(long, 4), atol=1e-5)
+
+
+def first_key(bundle: Bundle, token: int) -> NDArray[np.float32]:
+    session = CpuSession(bundle, whole=True)
+    commit(session, [token])
+    return session.save(1).keys[..., 0]
 
 
 def test_save_and_restore(bundle: Bundle) -> None:
