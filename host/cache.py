@@ -81,9 +81,8 @@ class Cache:
             self.keys, self.values = self._allocate(capacity)
             for new, old in zip(self._slots(self.keys, self.values), here, strict=True):
                 new[..., : self.capacity, :] = old[..., : self.capacity, :]
-        if self._joined:
-            for cache, rows in zip(self._slots(self.keys, self.values), behind, strict=True):
-                cache[..., capacity : capacity + staged, :] = rows
+        for cache, rows in zip(self._slots(self.keys, self.values), behind, strict=True):
+            cache[..., capacity : capacity + staged, :] = rows
         self.positions = np.pad(self.positions, (0, capacity - self.capacity))
         self.capacity, self._behind = capacity, staged
         return True
@@ -137,7 +136,8 @@ class Cache:
         values[..., : rows.count, :] = rows.values
 
     def tensors(self, stage: Stage) -> tuple[dict[str, Floats], dict[str, Floats]]:
-        """A graph's inputs and outputs of K/V rows by name: the same arrays where they are joined."""
+        """A graph's inputs and outputs of K/V rows by name: the same arrays where they are joined, behind
+        whose slots there will be as many rows as `stage` has."""
         inputs: dict[str, Floats] = {}
         outputs: dict[str, Floats] = {}
         self._behind = max(self._behind, stage.ids.shape[1])

@@ -7,17 +7,16 @@ from pathlib import Path
 import onnxruntime as ort
 
 from hexgraft.models.errors import BundleError
+from hexgraft.models.file_names import is_utf8
 
 
 def load_cpu_graph(file: Path, threads: int, hint: str) -> ort.InferenceSession:
     """A runtime session of `file` with `threads`, 0 for one a core; raises BundleError with `hint`, in one
     line, where the runtime refuses it."""
-    try:
-        str(file).encode()
-    except UnicodeEncodeError as error:
+    if not is_utf8(str(file)):
         raise BundleError(
             f"ONNX Runtime cannot open {file}, whose path is not UTF-8", "rename what of it is not, with `mv`"
-        ) from error
+        )
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3

@@ -104,7 +104,7 @@ class CpuSession:
         count = len(tokens)
         width = self._pad(count)
         check_pass(self.spec, tokens, positions, visible)
-        if self.model.kv_layout == JOINED_LAYOUT and np.triu(visible.rows, 1).any():
+        if count > 1 and self.model.kv_layout == JOINED_LAYOUT and np.triu(visible.rows, 1).any():
             raise DecodeError(
                 "a row sees a later one, which graphs of this cache layout always hide",
                 "let parents stand before their children",

@@ -20,6 +20,16 @@ def is_inner_path(text: str) -> bool:
     return size <= _LONGEST_PATH and all(is_file_name(part) for part in text.split("/"))
 
 
+def is_utf8(path: str) -> bool:
+    """Whether a path can be said in JSON, in the wire protocol and to the runtime: a file system's need not
+    be."""
+    try:
+        path.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def readable_name(text: str) -> str:
     """A file's name as text that JSON and a line can hold: what is no UTF-8, or no character, is replaced."""
     return "".join(c if c.isprintable() else "\ufffd" for c in text)

@@ -10,8 +10,8 @@ from hexgraft.host.adb.choice import choose, complain
 from hexgraft.host.adb.errors import ConnectionLost, NoDevice
 from hexgraft.host.adb.server import Listed, Server, ServiceRefused
 from hexgraft.host.adb.shell import LOST_HINT, Completed, ShellStream, service
-from hexgraft.host.runner.wire import is_utf8
 from hexgraft.models.errors import UsageError
+from hexgraft.models.file_names import is_utf8
 
 ROOT = "/data/local/tmp/hexgraft"
 """Where everything of ours lies on a phone. Not on /sdcard, from which nothing can be run."""

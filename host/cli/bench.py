@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 from rich.table import Table
 
 from hexgraft.host.adb.facts import gather
@@ -19,6 +18,7 @@ from hexgraft.host.cli.console import say, stdout, token_progress
 from hexgraft.host.cli.finite import Finite
 from hexgraft.host.cli.options import open_checked, open_role, session_options, verify_option
 from hexgraft.host.cli.phone_options import chip
+from hexgraft.host.cli.typed import typed_options
 from hexgraft.host.lab.plot import check_plot
 from hexgraft.host.lab.prompts import LAB_PROMPTS
 from hexgraft.host.measure.bench import PhoneWatch
@@ -117,8 +117,7 @@ def take_profile(bundle: Bundle, options: dict[str, Any], wanted: Plan) -> Laten
     codec = TextCodec(bundle)
     text = LAB_PROMPTS[0].text
     prompt = codec.encode_chat([{"role": "user", "content": text}]) if codec.has_template else None
-    context = click.get_current_context(silent=True)
-    typed = context is not None and context.get_parameter_source("fills") is ParameterSource.COMMANDLINE
+    typed = "fills" in typed_options()
     with ExitStack() as stack:
 
         def plan(session: Session) -> Plan:

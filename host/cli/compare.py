@@ -28,7 +28,7 @@ from hexgraft.host.cli.options import (
 from hexgraft.host.cli.phone_options import build_where_it_is
 from hexgraft.host.cli.run import read_prompt
 from hexgraft.host.cli.tree_view import visible
-from hexgraft.host.cli.typed import typed_option
+from hexgraft.host.cli.typed import typed_options
 from hexgraft.host.text import TextCodec
 from hexgraft.host.traces.compare import (
     DIFFERENT,
@@ -93,7 +93,7 @@ def compare(
     if second is not None:
         if prompt is not None or file is not None:
             raise UsageError("two traces have their prompt", "leave out -p and -f, or give one bundle")
-        unused = typed_option(but=("noise", "as_json"))
+        unused = next((o for name, o in typed_options().items() if name not in ("noise", "as_json")), None)
         if unused is not None:
             raise UsageError(f"two traces have no use for {unused}", "leave it out, or give one bundle")
         a, b = read_trace(first), read_trace(second)

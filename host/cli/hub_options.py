@@ -16,7 +16,7 @@ from hexgraft.export.htp.soc import find_socs
 from hexgraft.export.hub.compile import HubCompiler, PlannedJob
 from hexgraft.export.hub.target import HubTarget, choose_release, find_targets, short_version
 from hexgraft.host.cli.console import print_json, say, stdout
-from hexgraft.host.cli.typed import typed_option
+from hexgraft.host.cli.typed import typed_options
 from hexgraft.host.htp.qnn import MODULE, qairt_version, require_qnn
 from hexgraft.host.hub.book import JobBook
 from hexgraft.host.hub.desk import Desk
@@ -82,7 +82,7 @@ def take_hub(options: dict[str, Any]) -> HubPlan | None:
             if value:
                 raise UsageError(f"{option} is for AI Hub", "add --via aihub")
         return None
-    if options["place"] == "cpu" and typed_option(("place",)) is not None:
+    if options["place"] == "cpu" and "place" in typed_options():
         raise UsageError("--via aihub compiles for the NPU, not for the CPU", "leave out --target cpu")
     require_client("--via aihub")
     options["place"] = "htp"

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from hexgraft.export.htp.soc import Soc, find_soc
 from hexgraft.host.adb.facts import PhoneFacts
 from hexgraft.host.adb.phone import ROOT
+from hexgraft.host.cli.typed import typed_options
 from hexgraft.models.errors import UsageError
 
 Command = Callable[..., Any]
@@ -61,14 +61,9 @@ def build_options(command: Command) -> Command:
 def refuse_unused(*backends: str) -> None:
     """Raise UsageError for an option that was typed and that none of `backends` has a use for; what stands in
     the environment is there for other runs."""
-    context = click.get_current_context()
-    for parameter in context.command.params:
-        name = parameter.name or ""
+    for name, option in typed_options().items():
         uses = _USES.get(name, backends)
-        if set(uses) & set(backends):
-            continue
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            option = max(parameter.opts, key=len)
+        if not set(uses) & set(backends):
             raise UsageError(
                 f"--backend {backends[0]} has no use for {option}",
                 f"leave it out, or use --backend {uses[0]}",

@@ -8,13 +8,13 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from hexgraft.export.writer import ExportOptions, export_bundle, target_entry
 from hexgraft.host.atomic_file import write_whole
 from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.cli.console import print_json, say, token_progress
 from hexgraft.host.cli.finite import Finite
+from hexgraft.host.cli.typed import typed_options
 from hexgraft.host.manifest import MANIFEST
 from hexgraft.models.attention import CHOSEN
 from hexgraft.models.checkpoint import open_checkpoint
@@ -183,13 +183,13 @@ def _job(options: dict[str, Any]) -> Job:
 def _refuse_unused(options: dict[str, Any]) -> None:
     """Raise UsageError for an option that was typed and that only a draft of another kind, or one begun
     otherwise, has a use for."""
-    context, kind = click.get_current_context(), options["kind"]
-    typed = {name for name in _USED_BY if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    kind, typed = options["kind"], typed_options()
     for name, user in _USED_BY.items():
         if user != kind and name in typed:
-            flag = "from" if name == "start" else name
-            raise UsageError(f"--kind {kind} has no use for --{flag}", f"leave it out, or use --kind {user}")
-    if {"vocab", "start"} <= typed:
+            raise UsageError(
+                f"--kind {kind} has no use for {typed[name]}", f"leave it out, or use --kind {user}"
+            )
+    if "vocab" in typed and "start" in typed:
         raise UsageError("a head that training goes on from keeps its tokens", "leave out --vocab")
 
 

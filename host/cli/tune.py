@@ -26,7 +26,7 @@ from hexgraft.host.cli.options import (
 )
 from hexgraft.host.cli.tune_report import show_chosen, show_foreseen
 from hexgraft.host.cli.tuned import site_of
-from hexgraft.host.cli.typed import typed_option
+from hexgraft.host.cli.typed import typed_options
 from hexgraft.host.decode import DecodeOptions
 from hexgraft.host.lab.comparison import Transcript, check_prompts, transcribe
 from hexgraft.host.lab.prompts import CATEGORIES, LabPrompt
@@ -99,8 +99,9 @@ def tune(bundle: Path, **options: Any) -> None:
       hexgraft tune pair --profile snapdragon-8-elite
     """
     # What was typed is checked before minutes are spent on measuring.
-    unused = typed_option(("verified", "repeats")) if options["profile"] is not None else None
-    if unused is not None:
+    typed = typed_options()
+    unused = next((typed[name] for name in ("verified", "repeats") if name in typed), None)
+    if options["profile"] is not None and unused is not None:
         raise UsageError(
             f"--profile foretells and runs nothing: it has no use for {unused}",
             f"leave out {unused} or --profile",
@@ -194,7 +195,7 @@ def _opened(draft: Metered | None) -> Session:
 
 def _prompts(file: Path | None, per_category: int) -> list[LabPrompt]:
     if file is not None:
-        if typed_option(("per_category",)) is not None:
+        if "per_category" in typed_options():
             raise UsageError(
                 "--per-category chooses among the built-in prompts", "leave out --per-category or --prompts"
             )

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import click
 from click.core import ParameterSource
 
 
-def typed_option(only: Collection[str] | None = None, *, but: Collection[str] = ()) -> str | None:
-    """The long name of the first option that was typed, of those with the parameter names `only` or of all
-    `but` some; None if none was. What stands in the environment is there for other runs."""
-    context = click.get_current_context()
-    for parameter in context.command.params:
-        name = parameter.name or ""
-        if not isinstance(parameter, click.Option) or name in but or (only is not None and name not in only):
-            continue
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            return max(parameter.opts, key=len)
-    return None
+def typed_options() -> dict[str, str]:
+    """By the parameter's name, the long name of each option that was typed, in the order of `--help`. What
+    stands in the environment is there for other runs."""
+    context = click.get_current_context(silent=True)
+    if context is None:
+        return {}
+    return {
+        parameter.name or "": max(parameter.opts, key=len)
+        for parameter in context.command.params
+        if isinstance(parameter, click.Option)
+        and context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
+    }

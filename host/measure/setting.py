@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from itertools import pairwise
+from itertools import pairwise, product
 
 import msgspec
 
@@ -131,14 +131,13 @@ def every_setting(drafters: Sequence[str], sizes: Sequence[int]) -> list[Setting
     """The whole grid, for those with time."""
     found = []
     for name in drafters:
-        knob = fan_out(name)
-        fans: list[tuple[str, ...]] = [()]
-        fans += [(f"{knob}={fan}",) for fan in FANS] if knob is not None else []
+        knobs = [["", *(f"{knob}={value}" for value in values)] for knob, values in varied(name).items()]
+        options = [tuple(sorted(filter(None, chosen))) for chosen in product(*knobs)]
         found += [
-            Setting(name, size, depth, fan)
+            Setting(name, size, depth, chosen)
             for size in sizes
             for depth in DEPTHS
             if depth is None or depth < size - 1
-            for fan in fans
+            for chosen in options
         ]
     return found

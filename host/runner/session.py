@@ -14,7 +14,7 @@ from hexgraft.host.layout import last_widths
 from hexgraft.host.runner.connection import Operation, OperationFailed, RunnerConnection, as_error
 from hexgraft.host.runner.local import LocalRunner
 from hexgraft.host.runner.rows import Passed, RunnerRows, Want, convert, floats
-from hexgraft.host.runner.wire import BULK_LIMIT, RunnerLost, WireError, is_utf8
+from hexgraft.host.runner.wire import BULK_LIMIT, RunnerLost, WireError
 from hexgraft.host.session import (
     Bools,
     CacheRows,
@@ -25,6 +25,7 @@ from hexgraft.host.session import (
     checked_store,
 )
 from hexgraft.models.errors import DecodeError, UsageError
+from hexgraft.models.file_names import is_utf8
 
 Listener = Callable[[dict[str, Any]], None]
 

@@ -97,15 +97,6 @@ class EndOfStream(Exception):
 _encoder = msgspec.msgpack.Encoder()
 
 
-def is_utf8(text: str) -> bool:
-    """Whether a text can be said in the protocol; names of files can be anything."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def pack_frame(message: Any) -> bytes:
     """One frame; raises RunnerError if the message passes the limit."""
     body = _encoder.encode(message)
