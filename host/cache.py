@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hexgraft.host.manifest import JOINED_LAYOUT, ModelEntry
+from hexgraft.host.layout import is_joined
+from hexgraft.host.manifest import ModelEntry
 from hexgraft.host.session import CacheRows, Floats
 from hexgraft.host.staging import Stage
 from hexgraft.models.errors import DecodeError
@@ -39,7 +40,7 @@ class Cache:
     ) -> None:
         self._model = model
         self._capacities = capacities
-        self._joined = model.kv_layout == JOINED_LAYOUT
+        self._joined = is_joined(model)
         self._room = width if self._joined else 0
         self.capacity = capacity
         self.keys, self.values = self._allocate(capacity)

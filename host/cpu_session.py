@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from hexgraft.host.bundle import EXPORT_HINT, Bundle
 from hexgraft.host.cache import STEP, Cache
 from hexgraft.host.cpu_graph import load_cpu_graph
+from hexgraft.host.layout import is_joined
 from hexgraft.host.logits import topk
-from hexgraft.host.manifest import JOINED_LAYOUT
 from hexgraft.host.rope import rope_table
 from hexgraft.host.session import (
     CacheRows,
@@ -104,7 +104,7 @@ class CpuSession:
         count = len(tokens)
         width = self._pad(count)
         check_pass(self.spec, tokens, positions, visible)
-        if count > 1 and self.model.kv_layout == JOINED_LAYOUT and np.triu(visible.rows, 1).any():
+        if count > 1 and is_joined(self.model) and np.triu(visible.rows, 1).any():
             raise DecodeError(
                 "a row sees a later one, which graphs of this cache layout always hide",
                 "let parents stand before their children",
@@ -282,7 +282,7 @@ def _load(bundle: Bundle, role: str, threads: int) -> ort.InferenceSession:
     found = {value.name: value.shape for value in (*session.get_inputs(), *session.get_outputs())}
     layers = sum(name.startswith("past_key_") and name.endswith("_in") for name in found)
     # The second of the four dimensions in the joined layout is the first of the others.
-    first = 1 if model.kv_layout == JOINED_LAYOUT else 0
+    first = 1 if is_joined(model) else 0
     sizes = [layers, *found.get("past_key_0_in", [])[first::2], *found.get("logits", [])[2:]]
     hidden = found["hidden"][-1] if "hidden" in found else None
     wanted = [model.layers, model.kv_heads, model.head_dim, model.logit_size]

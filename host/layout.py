@@ -37,6 +37,11 @@ def is_vendor(model: ModelEntry) -> bool:
     return model.kv_layout == VENDOR_LAYOUT
 
 
+def is_joined(model: ModelEntry) -> bool:
+    """Whether the rows of a pass lie behind the cache's slots, as fused attention leaves them."""
+    return model.kv_layout == JOINED_LAYOUT
+
+
 def vendor_of(graph: GraphEntry) -> VendorEntry:
     """What a graph in the vendor's layout says of itself; BundleError if nothing."""
     if graph.vendor is None:
@@ -68,7 +73,7 @@ def check_layout(model: ModelEntry, refuse: Refuse) -> None:
             refuse(f"has the unknown cache type {model.kv_dtype!r}")
         if any(graph.vendor is not None for graph in model.graphs):
             refuse("has graphs of another cache layout")
-        if model.kv_layout == JOINED_LAYOUT and any(graph.provider != "cpu" for graph in model.graphs):
+        if is_joined(model) and any(graph.provider != "cpu" for graph in model.graphs):
             refuse("has graphs of the NPU in a cache layout of the CPU's")
         return
     if model.window is not None or model.local_rope is not None or model.features or model.capacities:

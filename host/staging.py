@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hexgraft.host.manifest import JOINED_LAYOUT, ModelEntry
+from hexgraft.host.layout import is_joined
+from hexgraft.host.manifest import ModelEntry
 from hexgraft.host.session import Floats, States
 from hexgraft.models.errors import DecodeError
 
@@ -99,7 +100,7 @@ class Staging:
 
     def cache_rows(self, width: int) -> int:
         """How many of a pass's K/V rows lie here: all, or none where they are written behind the cache's."""
-        return 0 if self.model.kv_layout == JOINED_LAYOUT else width
+        return 0 if is_joined(self.model) else width
 
     def at(self, width: int) -> Stage:
         view = self._views.get(width)

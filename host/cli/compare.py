@@ -35,6 +35,7 @@ from hexgraft.host.traces.compare import (
     IDENTICAL,
     NOISE_FLOAT32,
     NOISE_OTHER,
+    NOISE_ROUNDED,
     Comparison,
     Place,
     as_dict,
@@ -63,7 +64,8 @@ _BEFORE = 16
     "--noise",
     type=Finite(min=0),
     help=f"Logit difference that passes as rounding. Default: {NOISE_FLOAT32:g} between float32 sessions, "
-    f"20 times what was measured between widths; {NOISE_OTHER:g} with half precision or quantisation.",
+    f"20 times what was measured between widths; {NOISE_OTHER:g} with half precision or quantisation; "
+    f"{NOISE_ROUNDED:g} where activations are rounded (a8) and attention is fused, or one runs on a phone.",
 )
 @answer_options
 @draft_options

@@ -15,13 +15,14 @@ import numpy as np
 
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.decode import Decoder, Round
+from hexgraft.host.layout import is_joined
 from hexgraft.host.sampling import Sampling
 from hexgraft.host.stats import Stats
 from hexgraft.host.tree import ROOT, TokenTree, TreeBuilder
 from hexgraft.host.walk import TokenLogprob
 from hexgraft.models.errors import HexgraftError
 
-FORMAT = 1
+FORMAT = 2
 """Readers accept exactly this version; there is no compatibility code."""
 
 TOP_GREEDY, TOP_SAMPLED = 5, 20
@@ -39,7 +40,11 @@ class Record(msgspec.Struct, forbid_unknown_fields=True, tag_field="record"):
 
 
 class Header(Record, tag="header"):
-    """The first line: what ran, on what, and the prompt's tokens. No path and no text but the tokens'."""
+    """The first line: what ran, on what, and the prompt's tokens. No path and no text but the tokens'.
+
+    `precision` is that of the target's graph for the CPU, "" where it has none; `joined` whether its rows lie
+    behind the cache's slots.
+    """
 
     format: int
     hexgraft: str
@@ -52,6 +57,8 @@ class Header(Record, tag="header"):
     backend: str
     widths: list[int] | None
     whole: bool
+    precision: str
+    joined: bool
     drafter: str
     knobs: list[str]
     tree_size: int
@@ -214,6 +221,8 @@ class Recorder:
             backend=spec.provider,
             widths=list(spec.widths) if spec.widths else None,
             whole=whole,
+            precision=next((each.precision for each in bundle.target.graphs if each.provider == "cpu"), ""),
+            joined=is_joined(bundle.target),
             drafter=decoder.drafter.name,
             knobs=list(knobs),
             tree_size=options.tree_size,

@@ -16,7 +16,17 @@ from hexgraft.host.decode import DecodeOptions, Decoder
 from hexgraft.host.drafters.registry import make_drafter
 from hexgraft.host.randomness import gumbels
 from hexgraft.host.sampling import Sampling
-from hexgraft.host.traces.compare import DIFFERENT, IDENTICAL, TIE, candidates, compare
+from hexgraft.host.traces.compare import (
+    DIFFERENT,
+    IDENTICAL,
+    NOISE_FLOAT32,
+    NOISE_OTHER,
+    NOISE_ROUNDED,
+    TIE,
+    candidates,
+    compare,
+    default_noise,
+)
 from hexgraft.host.traces.trace import Judged, Recorder, Trace, TraceRound
 from hexgraft.models.errors import UsageError
 
@@ -51,6 +61,25 @@ def record(
     trace.rounds = [recorder.round(current) for current in decoder.rounds()]
     trace.end = recorder.end(decoder.stats, trace.rounds[-1].finish)
     return trace
+
+
+def test_noise_is_what_roundings_do(plain: Trace) -> None:
+    def header(backend: str, precision: str, joined: bool) -> Trace:
+        changed = msgspec.structs.replace(plain.header, backend=backend, precision=precision, joined=joined)
+        return Trace(changed)
+
+    assert (plain.header.precision, plain.header.joined) == ("fp32", False)
+    for first, second, expected in (
+        (("cpu", "fp32", False), ("device", "fp32", False), NOISE_FLOAT32),
+        (("cpu", "fp32", True), ("runner", "fp32", True), NOISE_FLOAT32),
+        (("cpu", "w8", True), ("cpu", "w8", True), NOISE_FLOAT32),
+        (("cpu", "w4a8", False), ("runner", "w4a8", False), NOISE_FLOAT32),
+        (("device", "w4a8", False), ("device", "w4a8", False), NOISE_FLOAT32),
+        (("cpu", "w4a8", False), ("device", "w4a8", False), NOISE_ROUNDED),
+        (("cpu", "w4h4a8", True), ("cpu", "w4h4a8", True), NOISE_ROUNDED),
+        (("cpu", "fp32", False), ("device-htp", "fp32", False), NOISE_OTHER),
+    ):
+        assert default_noise(header(*first), header(*second)) == expected
 
 
 @pytest.fixture(scope="module")

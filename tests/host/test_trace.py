@@ -190,7 +190,7 @@ def edited(run: Run, file: Path, line: int, **changes: Any) -> Path:
 @pytest.mark.parametrize(
     ("line", "changes", "words"),
     [
-        (0, {"format": 2}, "is a trace of format 2, this hexgraft reads format 1"),
+        (0, {"format": 1}, "is a trace of format 1, this hexgraft reads format 2"),
         (0, {"record": "round"}, "is not a trace"),
         (0, {"prompt": []}, "line 1: the prompt is empty"),
         (0, {"prompt": [1, 999]}, "line 1: the prompt is empty or not of this vocabulary"),
