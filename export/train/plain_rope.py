@@ -18,10 +18,12 @@ class Rotation(Protocol):
 
 
 def rope_base(rope: Rotation) -> float:
-    """The base of its frequencies, before any scaling."""
-    if len(rope.frequencies) < 2:
+    """The base of its frequencies, before any scaling: that leaves the fastest ones alone, or divides all of
+    them. A part of a head that turns is followed by zeros."""
+    turned = [frequency for frequency in rope.frequencies if frequency > 0]
+    if len(turned) < 2:
         return 10000.0
-    return float(round(rope.frequencies[1] ** -len(rope.frequencies), 3))
+    return float(round((turned[0] / turned[1]) ** len(turned), 3))
 
 
 def is_plain(rope: Rotation, head_dim: int) -> bool:
