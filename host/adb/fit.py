@@ -158,8 +158,9 @@ def _files_of(graph: GraphEntry, bundle: Bundle) -> set[str]:
 
 
 def _parse(text: str) -> tuple[int, int, int] | None:
-    match = re.match(r"v?(\d+)\.(\d+)\.(\d+)", text)
-    return (int(match[1]), int(match[2]), int(match[3])) if match else None
+    """A release, of which bundles made at AI Hub may not know the last number; None of other words."""
+    match = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", text)
+    return (int(match[1]), int(match[2]), int(match[3] or 0)) if match else None
 
 
 def _dotted(version: tuple[int, int, int]) -> str:

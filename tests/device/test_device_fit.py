@@ -163,6 +163,12 @@ def test_releases_of_libraries(bundle: Bundle, tmp_path: Path) -> None:
         check_release(both, "htp", {"libQnnHtp.so": new, "libQnnHtpV75Stub.so": other})
     with pytest.raises(Unfit, match=rf"compiled with QAIRT {QAIRT}, the libraries are 2\.50\.1"):
         check_release(both, "htp", {"libQnnHtpV75Stub.so": other})
+    for graph in both.manifest.target.graphs:  # as where AI Hub told two numbers of the release
+        if graph.htp is not None:
+            graph.htp.qairt = "2.51"
+    check_release(both, "htp", {"libQnnHtp.so": new})
+    with pytest.raises(Unfit, match=r"compiled with QAIRT 2\.51, the libraries are 2\.50\.1"):
+        check_release(both, "htp", {"libQnnHtpV75Stub.so": other})
     check_release(both, "cpu", {"libQnnHtpV75Stub.so": other})
 
 
