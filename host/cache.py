@@ -59,10 +59,6 @@ class Cache:
             np.zeros((m.layers, m.kv_heads, slots, m.head_dim), np.float32),
         )
 
-    def _by_slot(self, keys: Floats) -> Floats:
-        """Keys as a view [layers, kv_heads, slots or rows, head_dim], as values always are."""
-        return keys if self._joined else keys.swapaxes(-1, -2)
-
     def grow(self, slots: int, staged: int = 0) -> bool:
         """Make room for `slots` slots: the next of `capacities`, or whole steps up to the model's context.
         True if bindings are stale; the first `staged` rows behind the slots move along."""
@@ -89,7 +85,8 @@ class Cache:
         return True
 
     def _slots(self, keys: Floats, values: Floats) -> tuple[Floats, Floats]:
-        return self._by_slot(keys), values
+        """Both as views [layers, kv_heads, slots or rows, head_dim], as values always are."""
+        return keys if self._joined else keys.swapaxes(-1, -2), values
 
     def store(
         self, stage: Stage, positions: NDArray[np.int32], rows: NDArray[np.intp], slots: NDArray[np.intp]
@@ -99,16 +96,17 @@ class Cache:
         self.positions[slots] = positions[rows]
         caches = self._slots(self.keys, self.values)
         staged = caches if self._joined else self._slots(stage.keys, stage.values)
-        places = rows + self.capacity if self._joined else rows
-        for cache, source in zip(caches, staged, strict=True):
-            cache[..., slots, :] = source[..., places, :]
+        source, target = _together(rows + self.capacity if self._joined else rows), _together(slots)
+        for cache, given in zip(caches, staged, strict=True):
+            cache[..., target, :] = given[..., source, :]
 
     def move(self, source: NDArray[np.intp], target: NDArray[np.intp]) -> None:
         """Copy slots onto slots at or below them; the right-hand side is gathered first, so overlaps are
         safe."""
         self.positions[target] = self.positions[source]
+        read, written = _together(source), _together(target)
         for cache in self._slots(self.keys, self.values):
-            cache[..., target, :] = cache[..., source, :]
+            cache[..., written, :] = cache[..., read, :]
 
     def clear(self) -> None:
         """As at first, at the capacity it has. Takes time for the slots that were written only."""
@@ -152,3 +150,10 @@ class Cache:
             outputs[f"past_key_{i}_out"] = stage.keys[i][:, None]
             outputs[f"past_value_{i}_out"] = stage.values[i][:, None]
         return inputs, outputs
+
+
+def _together(places: NDArray[np.intp]) -> slice | NDArray[np.intp]:
+    """Places that follow one another as a slice, which is copied many times faster."""
+    if places.size > 1 and (np.diff(places) != 1).any():
+        return places
+    return slice(int(places[0]), int(places[-1]) + 1) if places.size else places

@@ -164,6 +164,35 @@ def test_move_compacts_in_place(session: CpuSession) -> None:
     assert (after.values[..., n:, :] == before.values[..., [n + 1, n + 3], :]).all()
 
 
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ([7], [7]),
+        ([7], [3]),
+        ([5, 6, 7], [3, 4, 5]),
+        ([5, 6, 7], [1, 3, 5]),
+        ([3, 5, 7], [2, 3, 4]),
+        ([3, 5, 8], [1, 5, 7]),
+        ([4, 5, 6, 9], [4, 5, 6, 7]),
+        ([], []),
+    ],
+)
+def test_moves_that_overlap_read_what_was_there(bundle: Bundle, source: list[int], target: list[int]) -> None:
+    session = CpuSession(bundle)
+    commit(session, [*PREFIX, 1, 2, 3, 4])
+    before = session.save(11)
+    session.move(source, target)
+    after = session.save(11)
+    expected_keys, expected_values = before.keys.copy(), before.values.copy()
+    for slot, place in zip(source, target, strict=True):
+        expected_keys[..., place], expected_values[..., place, :] = (
+            before.keys[..., slot],
+            before.values[..., slot, :],
+        )
+    np.testing.assert_array_equal(after.keys, expected_keys)
+    np.testing.assert_array_equal(after.values, expected_values)
+
+
 @pytest.fixture(scope="module")
 def long(attention: str, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """A bundle whose context is more than what a cache begins with."""
