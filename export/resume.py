@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from hexgraft.models.checkpoint import Checkpoint
-from hexgraft.models.gguf_file import parts_of
+from hexgraft.models.checkpoint_files import files_of
 from hexgraft.models.head_checkpoint import HeadCheckpoint
 
 STATE = "export.state"
-_READ = (".safetensors", ".bin", ".json", ".model", ".jinja")
-_READ_BY_NAME = ("merges.txt", "README.md")
 
 
 class Finished:
@@ -65,19 +63,8 @@ def export_identity(target: Checkpoint, draft: Checkpoint | HeadCheckpoint | Non
 
 
 def checkpoint_facts(path: Path) -> list[list[Any]]:
-    """Path, size and time of the files that a checkpoint is read from, all parts of a split GGUF included.
-
-    Nothing else in its folder counts: the export itself may be there, or what its output is written to.
-    """
-    if path.is_file():
-        files = [part for part in parts_of(path) if part.is_file()]
-    else:
-        files = [
-            file
-            for file in sorted(path.iterdir())
-            if (file.suffix in _READ or file.name in _READ_BY_NAME) and file.is_file()
-        ]
-    return [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+    """Path, size and time of the files that a checkpoint is read from."""
+    return [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files_of(path)]
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -147,6 +147,11 @@ class ModelEntry(msgspec.Struct, forbid_unknown_fields=True):
     acceptance: list[list[float]] = []
 
     @property
+    def cpu_precision(self) -> str | None:
+        """Of the graph for the CPU, where there is one."""
+        return next((graph.precision for graph in self.graphs if graph.provider == "cpu"), None)
+
+    @property
     def hidden_size(self) -> int:
         """Numbers in a row of the output `hidden`, 0 where there is none."""
         return self.hidden if self.head is not None else len(self.features) * self.hidden

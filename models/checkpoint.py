@@ -89,14 +89,14 @@ def _other_error(path: Path) -> CheckpointError | None:
     """What to say of a folder that is no model because it is a bundle, a draft head or an adapter, or holds
     GGUF files."""
     from hexgraft.models.head_checkpoint import is_head
-    from hexgraft.models.hub import ADAPTER, ADAPTER_HINT
+    from hexgraft.models.hub import adapter_error
 
     if (path / "bundle.json").is_file():
         hint = f"give what it was made of, see `hexgraft inspect {path}`"
         return CheckpointError(f"{path} is a bundle, not a checkpoint", hint)
     if not (path / "config.json").is_file():
-        if (path / ADAPTER).is_file():
-            return CheckpointError(f"{path} is an adapter (LoRA), not a model of its own", ADAPTER_HINT)
+        if error := adapter_error(path, str(path)):
+            return error
         if files := sorted(path.glob("*.gguf")):
             return CheckpointError(
                 f"{path} is a folder, and a model of GGUF is a file",

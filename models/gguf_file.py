@@ -83,17 +83,17 @@ def open_gguf(path: Path) -> GgufFile:
     count, number = (file.fields.get(f"split.{key}", 0) for key in ("count", "no"))
     if count in (0, 1):
         return file
-    named = _PART.fullmatch(path.name)
-    if not isinstance(count, int) or not 2 <= count <= _MAX_PARTS or named is None or int(named[3]) != count:
+    parts = parts_of(path)
+    if not isinstance(count, int) or count < 2 or len(parts) != count:
         raise CheckpointError(
             f"{path} is one of {count} parts of a split GGUF, but not named as such a part is",
             f"name the parts NAME-00001-of-{count:05}.gguf and so on, as they were downloaded",
         )
     if number != 0:
-        first = f"{named[1]}-00001-of-{named[3]}{named[4]}"
+        first = parts[0].name
         raise CheckpointError(f"{path} is not the first part of a split GGUF", f"give the first one: {first}")
-    for index in range(2, count + 1):
-        part = GgufFile(path.with_name(f"{named[1]}-{index:05}-of-{named[3]}{named[4]}"))
+    for index, name in enumerate(parts[1:], 2):
+        part = GgufFile(name)
         if part.fields.get("split.count") != count or part.fields.get("split.no") != index - 1:
             raise CheckpointError(f"{part.path} is not part {index} of the {count} that {path.name} begins")
         twice = file.tensors.keys() & part.tensors.keys()

@@ -7,16 +7,13 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from hexgraft.models.checkpoint_files import PATTERNS
 from hexgraft.models.errors import CheckpointError
+from hexgraft.models.gguf_file import parts_of
 
 _ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:/([\w./-]+\.gguf))?(?:@([\w./-]+))?")
-_PART = re.compile(r"(.*)-\d{5}-of-(\d{5}\.gguf)")
-_WANTED = ["*.json", "*.jinja", "*.safetensors", "merges.txt", "tokenizer.model", "README.md"]
 _LEFT = ["*/*", "consolidated*"]
 """What lies in folders are other formats of the same weights; Mistral's own layout has them a second time."""
-
-ADAPTER = "adapter_config.json"
-ADAPTER_HINT = "merge it into its model first, by peft's merge_and_unload, and save the tokenizer beside it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +47,7 @@ def download(path: Path, *also: str) -> Download:
     if found is None:
         raise CheckpointError(f"{path} is not an id of the Hugging Face hub", "example: Qwen/Qwen2.5-0.5B")
     repo, file, revision = found.groups()
-    patterns = [*_WANTED, *also] if file is None else [_parts(file)]
+    patterns = [*PATTERNS, *also] if file is None else [str(part) for part in parts_of(Path(file))]
     try:
         folder = Path(
             huggingface_hub.snapshot_download(
@@ -64,14 +61,10 @@ def download(path: Path, *also: str) -> Download:
         raise _refusal(str(path), error) from error
     origin = f"{repo}@{folder.name}"
     if file is None:
-        if not (folder / "config.json").is_file() and (folder / ADAPTER).is_file():
-            raise CheckpointError(
-                f"{repo} on the Hugging Face hub is an adapter (LoRA), not a model of its own", ADAPTER_HINT
-            )
         if not (folder / "config.json").is_file():
-            raise CheckpointError(
-                f"{repo} on the Hugging Face hub has no config.json",
-                f"if it holds GGUF files, name one: {repo}/FILE.gguf",
+            there = f"{repo} on the Hugging Face hub"
+            raise adapter_error(folder, there) or CheckpointError(
+                f"{there} has no config.json", f"if it holds GGUF files, name one: {repo}/FILE.gguf"
             )
         return Download(folder, repo.partition("/")[2], origin)
     if not (folder / file).is_file():
@@ -79,10 +72,14 @@ def download(path: Path, *also: str) -> Download:
     return Download(folder / file, Path(file).stem, f"{origin}/{file}")
 
 
-def _parts(file: str) -> str:
-    """The pattern of a file and of the parts it begins."""
-    part = _PART.fullmatch(file)
-    return f"{part[1]}-*-of-{part[2]}" if part else file
+def adapter_error(folder: Path, what: str) -> CheckpointError | None:
+    """What to say of `what`, a folder without a config.json, if it is an adapter."""
+    if not (folder / "adapter_config.json").is_file():
+        return None
+    return CheckpointError(
+        f"{what} is an adapter (LoRA), not a model of its own",
+        "merge it into its model first, by peft's merge_and_unload, and save the tokenizer beside it",
+    )
 
 
 def _refusal(path: str, error: Exception) -> CheckpointError:

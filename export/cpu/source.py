@@ -31,7 +31,7 @@ def read_part(checkpoint: Tensors, part: Part, bits: int, *, minima: bool = True
     `minima`, those that `has_minima` are rounded anew."""
     scale = np.float32(part.scale)
     found = _with_blocks(checkpoint, part.tensor, bits)
-    if found is None or (found.block_minima(part.tensor) and not minima):
+    if found is None or (not minima and found.block_minima(part.tensor)):
         for rows in checkpoint.blocks(part.tensor):
             yield round_rows(rows * scale, bits)
         return

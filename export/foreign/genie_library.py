@@ -73,7 +73,7 @@ def main() -> None:
     try:
         create = ctypes.CDLL(str(library)).GenieDialogConfig_createFromJson
     except (OSError, AttributeError) as error:
-        print(error)
+        print(error, file=sys.stderr)
         sys.exit(_NOT_LOADED)
     sys.exit(0 if create(config.read_bytes(), ctypes.byref(handle)) == 0 else 1)
 

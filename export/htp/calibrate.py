@@ -32,7 +32,9 @@ _LARGE_PROMPT = 128
 _LARGE_TOKENS = 512
 """Of a large model less text runs through: it takes seconds for each pass."""
 _TREE_SIZE = 16
-LEAST_SLOTS = 2 + _DECODE + _TREES + _TREE_SIZE
+_CONTINUED = _DECODE + _TREES + _TREE_SIZE
+"""Slots that a prompt is continued by at most."""
+LEAST_SLOTS = 2 + _CONTINUED
 """A cache must hold a prompt and what it is continued by."""
 
 
@@ -52,7 +54,7 @@ def calibrate(bundle: Bundle, role: str, texts: Sequence[Sequence[int]], *, thre
         )
     network = Network(bundle, role)
     session = _Calibrating(network, bundle, role, threads)
-    room = session.spec.capacity - _DECODE - _TREES - _TREE_SIZE
+    room = session.spec.capacity - _CONTINUED
     length = max(1, min(_LARGE_PROMPT if is_large(network) else _PROMPT, room))
     prompts = [text[start : start + length] for text in texts for start in range(0, len(text), length)]
     if is_large(network):

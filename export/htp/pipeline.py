@@ -114,6 +114,7 @@ class _Export:
         self.folder, self.stages, self.options, self.htp = folder, stages, options, htp
         self.report, self.say, self.compiler = report, say, compiler
         self.path = folder / "bundle"
+        self._texts: dict[tuple[str, Path | None], list[int]] = {}
 
     def run(self, target: Checkpoint, draft: Draft | None) -> None:
         models = [target, draft] if draft else [target]
@@ -267,6 +268,12 @@ class _Export:
         return self.folder / f"{role}.ranges.npz"
 
     def _text(self, bundle: Bundle, what: str, file: Path | None) -> list[int]:
+        """The tokens of a text, of which target and draft have the same."""
+        if (what, file) not in self._texts:
+            self._texts[what, file] = self._read(bundle, what, file)
+        return self._texts[what, file]
+
+    def _read(self, bundle: Bundle, what: str, file: Path | None) -> list[int]:
         try:
             text = _beginning(file) if file else packaged_text(what)
         except UnicodeDecodeError:

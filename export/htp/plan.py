@@ -22,9 +22,6 @@ MOST_GRAPHS = 16
 """Graphs in one binary. Each takes compile time and memory (1.7 GB for a model of 135 M weights at fp16)."""
 
 
-_NO_GATE = "which runs where there are graphs for the emulator and --parity-rows is not 0"
-
-
 @dataclass(frozen=True, slots=True)
 class HtpOptions:
     """Everything of `--target htp`.
@@ -48,6 +45,7 @@ class HtpOptions:
     min_agreement: float | None = None
     threads: int = 0
     block_given: bool = False
+    rows_given: bool = False
     capacities: tuple[int, ...] = ()
 
     @property
@@ -110,7 +108,17 @@ class HtpOptions:
                 "add --precision w8a16 or w4a16, or leave out --calibration",
             )
         if self.parity_text is not None and not self.gated and self.min_agreement is None:
-            yield f"--parity is for the parity gate, {_NO_GATE}", "add --host-widths, or leave out --parity"
+            yield (
+                "--parity is for the parity gate, which runs where there are graphs for the emulator and "
+                "--parity-rows is not 0",
+                "add --host-widths, or leave out --parity",
+            )
+        if self.rows_given and self.parity_rows and not self.gated:
+            asked = f"--parity-rows {self.parity_rows}"
+            yield (
+                f"{asked} is for the parity gate, which needs graphs for the emulator",
+                f"add --host-widths, such as --host-widths 1,16, or leave out {asked}",
+            )
 
     def for_soc(self, soc: Soc) -> Precision:
         """The precision as a chip gets it: without fp16, everything is integers, one scale a channel unless

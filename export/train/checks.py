@@ -11,8 +11,8 @@ from hexgraft.export.train.head_file import free_bytes
 from hexgraft.export.train.job import Job, check_written
 from hexgraft.export.train.small_net import check_small
 from hexgraft.export.train.work import WAVES
-from hexgraft.host.layout import is_vendor
-from hexgraft.host.manifest import KV_LAYOUT, ModelEntry
+from hexgraft.host.layout import is_joined, is_vendor
+from hexgraft.host.manifest import ModelEntry
 from hexgraft.models.errors import UsageError
 
 
@@ -42,14 +42,16 @@ def check_job(model: ModelEntry, job: Job, work: Path, share: tuple[int, int]) -
 
 def _check_graph(model: ModelEntry) -> None:
     """Training runs the CPU's graph by torch, which knows its operators and float32 weights alone."""
-    precision = next((graph.precision for graph in model.graphs if graph.provider == "cpu"), None)
-    if precision == "fp32" and model.kv_layout == KV_LAYOUT:
-        return
-    what = f"its graph for the CPU is {precision}" if precision is not None else "it has none for the CPU"
     if is_vendor(model):
         what = "its graphs are the vendor's"
-    elif precision == "fp32":
+    elif model.cpu_precision is None:
+        what = "it has none for the CPU"
+    elif model.cpu_precision != "fp32":
+        what = f"its graph for the CPU is {model.cpu_precision}"
+    elif is_joined(model):
         what = "its attention is fused"
+    else:
+        return
     raise UsageError(
         f"{model.name} cannot be trained for in this bundle: {what}",
         "give the checkpoint it was made of, or a bundle exported without --cpu-precision and "

@@ -39,7 +39,7 @@ class Work:
     `target` and `weights` are the sha256 of the target's graph and of its weights' file.
     """
 
-    def __init__(self, path: Path, target: str, plan: Plan, weights: str = "") -> None:
+    def __init__(self, path: Path, target: str, plan: Plan, weights: str) -> None:
         self.path, self.plan = path, plan
         try:
             (path / WAVES).mkdir(parents=True, exist_ok=True)

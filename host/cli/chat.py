@@ -170,8 +170,8 @@ class ChatSession:
             raise
         self._last = generation.finish
         self._say_full(len(before) + 1)
-        if generation.lost is not None:
-            raise generation.lost
+        if generation.error is not None:
+            raise generation.error
         return int(generation.finish == "interrupted")
 
     def _say_full(self, turns: int) -> None:

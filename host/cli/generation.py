@@ -27,7 +27,7 @@ class Generation:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: str | None = None
-    lost: HexgraftError | None = None
+    error: HexgraftError | None = None
 
 
 def generate(
@@ -60,7 +60,7 @@ def generate(
             if generation.finish is None and lost and recover(error):
                 continue
             if generation.finish is None or not lost:
-                generation.lost = error
+                generation.error = error
             generation.finish = generation.finish or ("lost" if lost else "failed")
         break
     show(answer.finish())

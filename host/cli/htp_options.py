@@ -105,25 +105,21 @@ def take_htp(options: dict[str, Any]) -> HtpOptions | None:
         head=options["head"],
         keep=options["keep"],
     )
-    rows, host_widths = options["parity_rows"], _host_widths(options["host_widths"])
-    if rows and host_widths == ():
-        raise UsageError(
-            f"--parity-rows {rows} is for the parity gate, which needs graphs for the emulator",
-            f"add --host-widths, such as --host-widths 1,16, or leave out --parity-rows {rows}",
-        )
+    rows = options["parity_rows"]
     return HtpOptions(
         socs=find_socs(options["socs"]),
         precision=precision,
         shared=not options["unshared"],
         vtcm_mb=options["vtcm"],
         part_bytes=options["part_size"] << 20 if options["part_size"] is not None else DEFAULT_PART,
-        host_widths=host_widths,
+        host_widths=_host_widths(options["host_widths"]),
         calibration=options["calibration"],
         parity_text=options["parity"],
         parity_rows=128 if rows is None else rows,
         force=options["force"],
         min_agreement=options["min_agreement"],
         block_given=options["block"] is not None,
+        rows_given=rows is not None,
     )
 
 

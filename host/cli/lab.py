@@ -22,7 +22,7 @@ from hexgraft.host.cli.options import (
 )
 from hexgraft.host.decode import DecodeOptions
 from hexgraft.host.drafters.base import Drafter
-from hexgraft.host.drafters.registry import DRAFTERS, WITHOUT_MODEL, make_drafter
+from hexgraft.host.drafters.registry import DRAFTERS, PLAIN, WITHOUT_MODEL, make_drafter
 from hexgraft.host.lab.comparison import LabRow, check_prompts, compare_drafters, transcribe
 from hexgraft.host.lab.plot import check_plot, plot_lab
 from hexgraft.host.lab.prompts import CATEGORIES, LAB_PROMPTS, LabPrompt
@@ -30,7 +30,6 @@ from hexgraft.host.session import Session
 from hexgraft.host.text import TextCodec
 from hexgraft.models.errors import UsageError
 
-ALONE = tuple(name for name in WITHOUT_MODEL if name != "none")
 WITH_MODEL = ("lookup", "chain", "best-first", "levels", "lookup+levels")
 SIZES = (4, 8, 16, 32)
 
@@ -40,7 +39,7 @@ SIZES = (4, 8, 16, 32)
 @click.option(
     "--drafters",
     help=f"Names, comma separated. Default: {', '.join(WITH_MODEL)}; without a draft model "
-    f"{' and '.join(ALONE)}.",
+    f"{' and '.join(WITHOUT_MODEL)}.",
 )
 @click.option(
     "--tree-sizes",
@@ -75,7 +74,7 @@ def lab(bundle: Path, **options: Any) -> None:
     opened = open_checked(bundle, options["no_verify"])
     sampling = take_sampling(options)
     asked = _sizes(options["tree_sizes"])
-    names: Sequence[str] = WITH_MODEL if opened.draft is not None else ALONE
+    names: Sequence[str] = WITH_MODEL if opened.draft is not None else WITHOUT_MODEL
     if options["drafters"] is not None:
         names = take_drafters(options["drafters"], opened)
     prompts = take_prompts(options["prompts"], options["category"])
@@ -143,14 +142,14 @@ def take_drafters(text: str, bundle: Bundle, known: Sequence[str] = DRAFTERS) ->
     """The drafters of --drafters; UsageError for one that is not among `known` or that the bundle cannot
     have."""
     names = [name.strip() for name in text.split(",")]
-    known = [name for name in known if name != "none"]
+    known = [name for name in known if name != PLAIN]
     for name in names:
         if name not in known:
             raise UsageError(f"unknown drafter {name!r} in --drafters", f"one of: {', '.join(known)}")
-        if bundle.draft is None and name not in ALONE:
+        if bundle.draft is None and name not in WITHOUT_MODEL:
             raise UsageError(
                 f"the drafter {name} needs a draft model, {bundle.path} has none",
-                f"choose among {', '.join(ALONE)}, or export again with `--draft CHECKPOINT`",
+                f"choose among {', '.join(WITHOUT_MODEL)}, or export again with `--draft CHECKPOINT`",
             )
     return names
 

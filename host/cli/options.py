@@ -23,7 +23,7 @@ from hexgraft.host.cli.tuned import Draft, site_of, tuned_drafter, wants_tuned
 from hexgraft.host.decode import DecodeOptions, Decoder
 from hexgraft.host.drafters.base import Drafter
 from hexgraft.host.drafters.knobs import TableKnobs, parse_knobs
-from hexgraft.host.drafters.registry import DRAFTERS, WITHOUT_MODEL, default_drafter, make_drafter
+from hexgraft.host.drafters.registry import DRAFTERS, PLAIN, WITHOUT_MODEL, default_drafter, make_drafter
 from hexgraft.host.prefix import Place, Prefix, read_prefix
 from hexgraft.host.sampling import Sampling
 from hexgraft.host.session import Session
@@ -315,7 +315,7 @@ def open_decoder(bundle: Bundle, codec: TextCodec, answer: AnswerText, options: 
         draft = tuned_drafter(bundle, site, target, open_draft, sampling)
     draft = draft or Draft(
         make(),
-        1 if name == "none" else _tree_size(options["tree_size"], target),
+        1 if name == PLAIN else _tree_size(options["tree_size"], target),
         options["tree_depth"],
     )
     decode = replace(decode, tree_size=draft.size, tree_depth=draft.depth)
@@ -329,10 +329,10 @@ def _tree_size(asked: int | None, target: Session) -> int:
 def _drafter_name(bundle: Bundle, options: dict[str, Any]) -> str:
     asked: str | None = options["draft"]
     if options["plain"]:
-        if asked not in (None, "none"):
+        if asked not in (None, PLAIN):
             raise UsageError(f"--plain and --draft {asked} contradict each other", "leave one out")
-        asked = "none"
-    if asked == "none":
+        asked = PLAIN
+    if asked == PLAIN:
         for name, value in (("--tree-size", options["tree_size"]), ("--tree-depth", options["tree_depth"])):
             if value not in (None, 1):
                 raise UsageError(f"plain decoding has no use for {name} {value}", "leave it out")
@@ -358,7 +358,7 @@ def _drafter(
     verifier: Verifier,
 ) -> Callable[[], Drafter]:
     """Makes the drafter, once everything about it has been checked that needs no model."""
-    if name not in WITHOUT_MODEL:
+    if name not in (PLAIN, *WITHOUT_MODEL):
         bundle.model("draft")
     knobs = parse_knobs(name, options["draft_option"])
     corpus: list[list[int]] = []

@@ -123,8 +123,8 @@ def run(bundle: Path, dash: str | None, prompt: str | None, file: Path | None, *
     else:
         click.echo()
         say(summary(decoder.stats, generation.finish))
-    if generation.lost is not None:
-        raise generation.lost
+    if generation.error is not None:
+        raise generation.error
     if tracing.problem is not None:
         raise tracing.problem
     return INTERRUPTED if generation.finish == "interrupted" else 0

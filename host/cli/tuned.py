@@ -70,16 +70,7 @@ def tuned_drafter(
     if not sizes:
         return None
     make = maker(bundle, sampling)
-    drafter = adapt(
-        lambda opened: make(setting, opened),
-        open_draft,
-        costs,
-        sizes,
-        setting.tree_size,
-        choice.speedup,
-        choice.prior,
-    )
-    drafter.knobs = setting.options
+    drafter = adapt(make, setting, open_draft, costs, sizes, choice.speedup, choice.prior)
     say(f"tuned: {setting.title}, as far as it pays ({_words(choice)}; --no-tuned leaves it)")
     return Draft(drafter, sizes[-1], setting.tree_depth)
 

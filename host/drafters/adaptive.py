@@ -53,8 +53,9 @@ class Adaptive(WrappedDrafter):
     than it is expected to bring, and rests after rounds that lost. A text never gets more than BOUND slower
     than plain decoding by the table, one shorter than HORIZON tokens by more than HORIZON ones might.
     `foreseen` is the speed expected against plain decoding, `prior` what other texts taught of the drafter's
-    probabilities, and `lesson` learns that. `meter` counts the passes of the draft model if
-    there is one. Trees of drawn children cannot be cut without changing what the verifier draws.
+    probabilities, and `lesson` learns that. `meter` counts the passes of the draft model if there is one,
+    `knobs` are the parameters it was made with, NAME=VALUE, for a record of the run. Trees of drawn children
+    cannot be cut without changing what the verifier draws.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Adaptive(WrappedDrafter):
         meter: PassCount | None = None,
         prior: Sequence[float] = (),
         lesson: Lesson | None = None,
+        knobs: Sequence[str] = (),
     ) -> None:
         if drafter.draws is not Draws.RANKED:
             raise UsageError(
@@ -87,8 +89,7 @@ class Adaptive(WrappedDrafter):
         self._ledger = Ledger()
         self._last: _Drafted | None = None
         self._read = 0
-        self.knobs: tuple[str, ...] = ()
-        """The parameters `drafter` was made with, NAME=VALUE, for a record of the run."""
+        self.knobs = knobs
         self.drafted: list[int] = []
         """In how many rounds of each text the drafter was asked for a tree."""
 

@@ -24,10 +24,11 @@ from hexgraft.host.tree import Draws
 from hexgraft.host.verify import Match, Residual, Verifier
 from hexgraft.models.errors import UsageError
 
-DRAFTERS = ("lookup", "chain", "best-first", "levels", "static", "sampled", "lookup+levels", "none")
+PLAIN = "none"
+DRAFTERS = ("lookup", "chain", "best-first", "levels", "static", "sampled", "lookup+levels", PLAIN)
 
-WITHOUT_MODEL = ("lookup", "chain", "none")
-"""Those that a bundle without a draft model can have."""
+WITHOUT_MODEL = ("lookup", "chain")
+"""Those that a bundle without a draft model can have, beside none."""
 
 
 def default_drafter(bundle: Bundle) -> str:
@@ -58,7 +59,7 @@ def make_drafter(
     if name not in DRAFTERS:
         raise UsageError(f"unknown drafter {name!r}", f"one of: {', '.join(DRAFTERS)}")
     knobs = knobs or Knobs()
-    if name == "none":
+    if name == PLAIN:
         return NoDraft()
     if name == "lookup":
         return Lookup(corpus, knobs.of(LookupKnobs))

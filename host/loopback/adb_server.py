@@ -90,16 +90,8 @@ class AdbServer:
 
     def _quietly(self, *words: str) -> None:
         """An adb command whose failure is no matter, one that hangs included."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            subprocess.run(
-                [self.adb, *words],
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                timeout=_TIMEOUT,
-                check=False,
-            )
+        with contextlib.suppress(HexgraftError):
+            self.run(*words)
 
 
 def _answers(port: int) -> bool:

@@ -11,7 +11,7 @@ import msgspec
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.drafters.base import Drafter
 from hexgraft.host.drafters.knobs import KNOBS, MergeKnobs, TableKnobs, parse_knobs
-from hexgraft.host.drafters.registry import DRAFTERS, make_drafter
+from hexgraft.host.drafters.registry import DRAFTERS, PLAIN, make_drafter
 from hexgraft.host.sampling import Sampling
 from hexgraft.host.session import Session
 from hexgraft.models.errors import HexgraftError
@@ -28,7 +28,7 @@ rows and of the draft cost much, larger trees pay with this alone, so that a cli
 LARGEST = 64
 """Nodes of a tree beyond which nothing is tried: draft passes and host time grow, acceptance hardly does."""
 
-TRIED = tuple(name for name in DRAFTERS if name not in ("none", "sampled"))
+TRIED = tuple(name for name in DRAFTERS if name not in (PLAIN, "sampled"))
 """Plain decoding is what everything is compared with; draws are for other verifiers than `match`."""
 
 

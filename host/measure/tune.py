@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from itertools import product
 
 import msgspec
 
 from hexgraft.host.drafters.adaptive import Adaptive
-from hexgraft.host.drafters.base import Drafter
 from hexgraft.host.drafters.calibration import Lesson
 from hexgraft.host.drafters.knobs import KNOBS
 from hexgraft.host.measure.costs import Costs
@@ -144,8 +142,9 @@ class Search:
     def adaptive(self, guess: Guess, lesson: Lesson | None = None) -> Adaptive:
         """The guess's drafter, kept to what pays."""
         costs = replace(self.costs, drafting=guess.trial.drafting)
-        make, start = partial(self.make, guess.setting), guess.setting.tree_size
-        return adapt(make, self.open_draft, costs, self.sizes, start, guess.speedup, guess.prior, lesson)
+        return adapt(
+            self.make, guess.setting, self.open_draft, costs, self.sizes, guess.speedup, guess.prior, lesson
+        )
 
     def _try_adaptive(self, guess: Guess, lesson: Lesson | None) -> Trial:
         drafter = self.adaptive(guess, lesson)
@@ -195,23 +194,31 @@ def sizes_of(costs: Costs, widest: int) -> list[int]:
 
 
 def adapt(
-    make: Callable[[OpenDraft], Drafter],
+    make: Maker,
+    setting: Setting,
     open_draft: OpenDraft,
     costs: Costs,
     sizes: Sequence[int],
-    start: int,
     foreseen: float,
     prior: Sequence[float] = (),
     lesson: Lesson | None = None,
 ) -> Adaptive:
-    """The drafter of `make` kept to what pays by `costs`, in trees of `sizes`, at first of `start` nodes."""
+    """A setting's drafter kept to what pays by `costs`, in trees of `sizes`, at first of the setting's."""
     meters: list[Metered] = []
 
     def counted() -> Metered:
         meters.append(Metered(open_draft()))
         return meters[-1]
 
-    drafter = make(counted)
-    meter = meters[-1] if meters else None
-    sizes = sorted({*sizes, start})
-    return Adaptive(drafter, costs, sizes, start, foreseen=foreseen, meter=meter, prior=prior, lesson=lesson)
+    drafter = make(setting, counted)
+    return Adaptive(
+        drafter,
+        costs,
+        sorted({*sizes, setting.tree_size}),
+        setting.tree_size,
+        foreseen=foreseen,
+        meter=meters[-1] if meters else None,
+        prior=prior,
+        lesson=lesson,
+        knobs=setting.options,
+    )

@@ -221,7 +221,7 @@ class Recorder:
             backend=spec.provider,
             widths=list(spec.widths) if spec.widths else None,
             whole=whole,
-            precision=next((each.precision for each in bundle.target.graphs if each.provider == "cpu"), ""),
+            precision=bundle.target.cpu_precision or "",
             joined=is_joined(bundle.target),
             drafter=decoder.drafter.name,
             knobs=list(knobs),

@@ -113,12 +113,12 @@ def test_a_target_too_flat_for_a_head(tmp_path: Path) -> None:
 
 def test_texts_of_another_training_are_told_apart(tmp_path: Path) -> None:
     first = Plan(0, (1, 2, 3), 24, 40, 320, ("one", "two"))
-    Work(tmp_path / "w", "a" * 64, first)
-    Work(tmp_path / "w", "a" * 64, first)
+    Work(tmp_path / "w", "a" * 64, first, "")
+    Work(tmp_path / "w", "a" * 64, first, "")
 
     def differences(target: str, plan: Plan) -> str:
         with pytest.raises(UsageError) as caught:
-            Work(tmp_path / "w", target, plan)
+            Work(tmp_path / "w", target, plan, "")
         return caught.value.message.split("another training: ")[1]
 
     assert differences("b" * 64, first) == "the target's graph is aaaaaaaaaaaa there and bbbbbbbbbbbb here"

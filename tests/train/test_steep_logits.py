@@ -42,7 +42,7 @@ def test_a_head_is_as_sure_in_a_bundle_as_it_was_trained_to_be(tmp_path: Path, f
     plan = job.plan(4, 128 * 4)
     draft = HeadDraft(graph, bundle, data, tokens, plan.features, 0, None)
     run = TrainingRun(
-        draft, data, data, tokens, Work(tmp_path / "w", "", plan), graph, job, Workers(), waves=1
+        draft, data, data, tokens, Work(tmp_path / "w", "", plan, ""), graph, job, Workers(), waves=1
     )
     # Caps bend small logits next to nothing: training is to see them as steep as the target makes them.
     small = torch.from_numpy(rng.normal(size=(5, 64)).astype(np.float32)) * 1e-3
