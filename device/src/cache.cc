@@ -91,19 +91,17 @@ Status Cache::grow(std::int64_t slots) {
 void Cache::store(const std::vector<Buffer>& keys, const std::vector<Buffer>& values, int width,
                   const std::vector<std::int32_t>& rows, const std::vector<std::int32_t>& slots) {
   for (const std::int32_t written : slots) used_ = std::max(used_, at(written) + 1);
+  if (joined()) {
+    std::vector<std::int32_t> behind = rows;
+    for (std::int32_t& row : behind) row += capacity_;
+    return move(behind, slots);
+  }
   for (auto& [_, view] : views_) {
     for (std::size_t i = 0; i < layers_; ++i) {
       view.keys[i].put(keys[i].data(), at(width), rows, slots);
       view.values[i].put(values[i].data(), at(width), rows, slots);
     }
   }
-}
-
-void Cache::store(const std::vector<std::int32_t>& rows, const std::vector<std::int32_t>& slots) {
-  std::vector<std::int32_t> behind = rows;
-  for (std::int32_t& row : behind) row += capacity_;
-  for (const std::int32_t written : slots) used_ = std::max(used_, at(written) + 1);
-  move(behind, slots);
 }
 
 void Cache::move(const std::vector<std::int32_t>& source, const std::vector<std::int32_t>& target) {

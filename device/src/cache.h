@@ -49,12 +49,11 @@ class Cache {
 
   // Make room for `slots` slots: the next of the sizes' capacities, or whole steps up to the context.
   Status grow(std::int64_t slots);
-  // Copy rows of staged keys [kv_heads][head_dim][width] and values [kv_heads][width][head_dim], all layers, into
-  // slots below the capacity. O(rows), whatever the context.
+  // Copy rows of the last pass into slots below the capacity: of staged keys [kv_heads][head_dim][width] and values
+  // [kv_heads][width][head_dim], all layers, or in the joined layout of those behind the slots. O(rows), whatever the
+  // context.
   void store(const std::vector<Buffer>& keys, const std::vector<Buffer>& values, int width,
              const std::vector<std::int32_t>& rows, const std::vector<std::int32_t>& slots);
-  // The same in the joined layout, of the rows behind the slots.
-  void store(const std::vector<std::int32_t>& rows, const std::vector<std::int32_t>& slots);
   // Copy slots onto slots in place, one after the other. No copy may read what one before it wrote: it does not
   // where both are ascending and every target <= its source.
   void move(const std::vector<std::int32_t>& source, const std::vector<std::int32_t>& target);

@@ -89,11 +89,7 @@ Status Model::store(const std::vector<std::int32_t>& rows, const std::vector<std
   if (Status problem = cache_.grow(std::int64_t{sorted.back()} + 1)) return problem;
   std::vector<std::int32_t> places = rows;
   for (std::int32_t& place : places) place += sizes_.first_row(width_, staged_);
-  if (sizes_.joined) {
-    cache_.store(places, slots);
-  } else {
-    cache_.store(pass_.keys, pass_.values, width_, places, slots);
-  }
+  cache_.store(pass_.keys, pass_.values, width_, places, slots);
   for (std::size_t i = 0; i < places.size(); ++i) {
     slot_positions_[static_cast<std::size_t>(slots[i])] = row_positions_[static_cast<std::size_t>(places[i])];
   }

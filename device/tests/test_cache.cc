@@ -78,7 +78,6 @@ struct Rows {
     values[static_cast<std::size_t>(layer)].floats()[(h * kWidth + row) * sizes.head_dim + d] = v;
   }
   void store(const std::vector<std::int32_t>& rows, const std::vector<std::int32_t>& slots) {
-    if (sizes.joined) return cache.store(rows, slots);
     cache.store(keys, values, kWidth, rows, slots);
   }
 
