@@ -245,6 +245,17 @@ def test_steps_are_small_up_to_few_slots(long: Bundle) -> None:
     assert sizes == [STEP, 2 * STEP, 3 * STEP, FEW, FEW + COARSE, model.context]
 
 
+@pytest.mark.parametrize("context", [FEW - STEP, FEW + 10, FEW + COARSE + 10])
+def test_behind_the_slots_is_always_room_for_a_pass(long: Bundle, context: int) -> None:
+    """And for no more than a whole cache, so that a small context takes little memory."""
+    model = msgspec.structs.replace(long.target, layers=1, context=context)
+    room = 32 if model.kv_layout == JOINED_LAYOUT else 0
+    cache = Cache(model, STEP, width=32)
+    for slots in range(1, context + 1):
+        cache.grow(slots)
+        assert cache.capacity + room <= cache.values.shape[2] <= context + room
+
+
 def test_a_row_may_be_stored_behind_what_the_cache_has_grown_to(long: Bundle) -> None:
     session = CpuSession(long)
     session.forward([4, 5], [0, 1], causal(0, 2))
@@ -262,13 +273,15 @@ def test_a_cache_with_room_grows_without_moving_and_leaves_zeros(long: Bundle) -
     session = CpuSession(long)
     joined = long.target.kv_layout == JOINED_LAYOUT
     before = session._cache.values.ctypes.data
-    session.forward([4, 5, 6, 7], range(4), causal(0, 4))
+    for count in (8, 4):
+        session.forward([4, 5, 6, 7, 8, 9, 10, 11][:count], range(count), causal(0, count))
     session.store([1, 2], [0, STEP])
-    assert session._cache.capacity == 2 * STEP
+    session.store([3], [2 * STEP])
+    assert session._cache.capacity == 3 * STEP
     assert (session._cache.values.ctypes.data == before) == joined
-    saved = session.save(2 * STEP)
-    for place in range(2 * STEP):
-        assert saved.values[..., place, :].any() == saved.keys[..., place].any() == (place in (0, STEP))
+    saved, stored = session.save(3 * STEP), (0, STEP, 2 * STEP)
+    for place in range(3 * STEP):
+        assert saved.values[..., place, :].any() == saved.keys[..., place].any() == (place in stored)
     session.store([0], [1])
     commit(session, [4])
     np.testing.assert_allclose(session.save(1).keys[..., 0], first_key(long, 4), atol=1e-5)
@@ -348,8 +361,13 @@ def test_a_second_text_is_computed_as_the_first_was(long: Bundle) -> None:
     """To the bit, although the cache had grown in between: sums depend a little on the shapes."""
     session, first = CpuSession(long), CpuSession(long)
     text = np.random.default_rng(5).integers(0, VOCAB, 300).tolist()
-    list(prefill(session, text, 0, 300))
+    list(prefill(session, text[::-1], 0, 300))
     session.reset()
+    with pytest.raises(DecodeError, match="store of row 0, the last pass had 0 rows"):
+        session.store([0], [0])
+    last = 300 % 32  # rows of the pass before, which has a binding to the larger cache
+    again, once = (place.forward(text[:last], range(last), causal(0, last)) for place in (session, first))
+    assert (again.logits(last - 1) == once.logits(last - 1)).all()
     with pytest.raises(DecodeError, match=f"save of {STEP + 1} slots, the cache has {STEP}"):
         session.save(STEP + 1)
     for place in (session, first):
