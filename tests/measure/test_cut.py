@@ -56,11 +56,12 @@ def begun(drafter: Same, shape: str, foreseen: float = 2.0) -> Adaptive:
 
 
 class Counted(Same):
-    """A likely token and no more, for a draft pass over as many rows as `rows` says, one after the other."""
+    """A tree of `nodes` likely tokens and no more, for a draft pass over as many rows as `rows` says, one
+    after the other."""
 
-    def __init__(self, rows: Sequence[int]) -> None:
+    def __init__(self, rows: Sequence[int], nodes: int = 2) -> None:
         super().__init__(0.9, 0.0)
-        self.rows_read = list(rows)
+        self.rows_read, self.nodes = list(rows), nodes
         self.meter = Meter()
 
     def draft(self, tokens: Sequence[int], limits: Limits) -> TokenTree:
@@ -68,7 +69,8 @@ class Counted(Same):
         if count := self.rows_read.pop(0):
             self.meter.passes[count, len(tokens) - 1] = 1
         builder = TreeBuilder(tokens[-1])
-        builder.add(0, 1, 0.9, self.name)
+        for node in range(self.nodes - 1):
+            builder.add(node, 1, 0.9, self.name)
         return builder.build()
 
 
@@ -95,9 +97,10 @@ def counted(drafter: Counted, prompt: int, rounds: int) -> Adaptive:
     return adaptive
 
 
-def test_a_tree_that_its_drafter_kept_small_says_nothing_of_sizes() -> None:
+@pytest.mark.parametrize("nodes", [2, 8])
+def test_a_tree_that_its_drafter_kept_small_says_nothing_of_sizes(nodes: int) -> None:
     """As where a lookup found nothing and the draft model adds one token: the next match may be long."""
-    drafter = Counted([1, *[2] * 9])
+    drafter = Counted([1, *[nodes] * 9], nodes)
     counted(drafter, 8, 10)
     assert [limits.nodes for limits in drafter.asked] == [16] * 10
 
@@ -112,6 +115,26 @@ def test_what_a_head_has_left_of_a_prompt_is_no_cost_of_trees() -> None:
     last = [counted(drafter, 31, 4)._ledger.paid for drafter in (spared, read)]
     saved = 2 * costs.pass_of_draft(2, 40) - costs.pass_of_draft(4, 40)
     assert last[1] - last[0] == pytest.approx(saved, rel=0.02)
+
+
+def test_a_draft_pass_that_takes_more_than_may_be_lost_is_not_made() -> None:
+    """The root at least has to be read, at a little more than so short a text may lose."""
+    drafter = Counted([1])
+    dear = Costs.of(shaped_profile("flat", draft=1.01 * BOUND * HORIZON))
+    adaptive = Adaptive(drafter, dear, SIZES, 16, foreseen=2.0, meter=drafter.meter)
+    adaptive.begin([7] * 8)
+    assert len(adaptive.draft([7] * 8, LIMITS)) == 1
+    assert drafter.asked == []
+
+
+def test_what_drafting_takes_beside_passes_is_paid_for() -> None:
+    costs = Costs.of(shaped_profile("flat"), drafting=0.01)
+    adaptive = Adaptive(Same(0.8, 0.1), costs, SIZES, 16, foreseen=2.0)
+    adaptive.begin([7, 7])
+    tree = adaptive.draft([7, 7], LIMITS)
+    adaptive.accept(tree, [0])
+    assert len(tree) > 1
+    assert adaptive.slowdown == pytest.approx((costs.verify(len(tree), 1) + 0.01) / costs.plain(1))
 
 
 def test_trees_are_cut_to_what_pays() -> None:
@@ -157,6 +180,11 @@ def test_merged_drafters_are_not_told_of_refusals_that_were_none() -> None:
         refused = [int(shown.tokens[c]) for n in path for c in shown.children(n) if c not in path]
         assert refused == [2]
         assert alone.children(0) == ()
+    tree = merge.draft([7, 7], Limits(4, 20, frozenset()))
+    merge.accept(tree.showing([0, 1]), [0, 1])
+    for drafter in (cheap, dear):
+        shown, path = drafter.shown[-1]
+        assert [shown.children(node) for node in path[1:]] == [()], "the others were cut"
 
 
 def test_plain_rounds_are_not_told_to_the_drafter() -> None:
