@@ -10,6 +10,8 @@ from shapes import shaped_profile
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cpu_session import CpuSession
 from hexgraft.host.decode import DecodeOptions
+from hexgraft.host.drafters.base import Drafter, Limits
+from hexgraft.host.drafters.wrapped import WrappedDrafter
 from hexgraft.host.lab.comparison import Transcript, transcribe
 from hexgraft.host.lab.prompts import LAB_PROMPTS, LabPrompt
 from hexgraft.host.measure.costs import Costs
@@ -23,6 +25,7 @@ from hexgraft.host.measure.tune import Search
 from hexgraft.host.measure.wrapped import Wrapped, WrappedRows
 from hexgraft.host.sampling import Sampling
 from hexgraft.host.session import Rows, Session, TopK, Visibility
+from hexgraft.host.tree import TokenTree
 
 TOKENS = 64
 
@@ -46,6 +49,24 @@ class _Paid(WrappedRows):
     def topk(self, k: int, rows: Sequence[int] | None = None, *, log_sum: bool = True) -> TopK:
         self._pay()
         return super().topk(k, rows, log_sum=log_sum)
+
+
+class PaidDrafts(WrappedDrafter):
+    """Every tree takes `seconds` to draft."""
+
+    def __init__(self, drafter: Drafter, clock: VirtualClock, seconds: float) -> None:
+        super().__init__(drafter)
+        self._pay = partial(clock.pay, seconds)
+
+    def begin(self, tokens: Sequence[int], keep: int = 0) -> None:
+        self._drafter.begin(tokens, keep)
+
+    def draft(self, tokens: Sequence[int], limits: Limits) -> TokenTree:
+        self._pay()
+        return self._drafter.draft(tokens, limits)
+
+    def accept(self, tree: TokenTree, path: Sequence[int]) -> None:
+        self._drafter.accept(tree, path)
 
 
 class Pace:

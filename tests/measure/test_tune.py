@@ -9,13 +9,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from lab_pair import Pace, PaidRows, pace
+from lab_pair import Pace, PaidDrafts, PaidRows, pace
 from pair import make_pair
 from shapes import shaped_profile
 
 from hexgraft.host.bundle import Bundle
-from hexgraft.host.drafters.base import Drafter, Limits
-from hexgraft.host.drafters.wrapped import WrappedDrafter
 from hexgraft.host.lab.prompts import LAB_PROMPTS
 from hexgraft.host.measure import setting as settings
 from hexgraft.host.measure.contest import Contender, Contest, Result
@@ -39,7 +37,6 @@ from hexgraft.host.measure.tune import PAYS, Search
 from hexgraft.host.measure.wrapped import Wrapped
 from hexgraft.host.sampling import Sampling
 from hexgraft.host.session import Rows, Session, Visibility
-from hexgraft.host.tree import TokenTree
 
 SIX = LAB_PROMPTS[::5]
 
@@ -151,25 +148,32 @@ def test_a_machine_that_got_slower_is_foretold_as_it_is_now(bundle: Bundle) -> N
         assert result.speed.median == pytest.approx(guess.speed, rel=0.05)
 
 
-def test_what_runs_best_kept_to_what_pays_is_chosen(
-    bundle: Bundle, coarse: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_runs_best_kept_to_what_pays_is_chosen(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tuned run is kept to what pays: the setting that is faster only as it is does not count."""
     place = pace(bundle, "flat")
     search = place.search(place.transcripts(SIX[:2]))
-    guesses = search.run(["lookup", "levels"], search.sizes)[:2]
+    guesses = [search.guess(setting) for setting in (Setting("lookup", 16), Setting("levels", 8, 2))]
     adapted = [search.adapted(guess) for guess in guesses]
+    guesses[1].trial.parts[0].host += 1.0
+    trees: list[tuple[int, int | None]] = []
     speeds = {guesses[0].title: 3.0, guesses[1].title: 1.5, adapted[0].title: 1.2, adapted[1].title: 1.4}
 
     def run(contest: Contest, contenders: Sequence[Contender]) -> tuple[Result, list[Result]]:
+        trees.extend((each.options.tree_size, each.options.tree_depth) for each in contenders)
         found = [Result(each.title, *[Spread.single(speeds[each.title])] * 2) for each in contenders]
         return Result("plain", Spread.single(1.0), Spread.single(1.0)), found
 
     monkeypatch.setattr(Contest, "run", run)
-    verdict = decide(search, Contest(place.target, [], place.options), guesses, adapted)
+    contest = Contest(place.target, [], place.options)
+    verdict = decide(search, contest, guesses, adapted)
     assert verdict.place == 1
     assert verdict.choice.setting == guesses[1].setting
     assert (verdict.choice.measured, verdict.choice.speedup) == (1.5, 1.4)
+    assert verdict.choice.prior == adapted[1].prior != adapted[0].prior
+    assert verdict.choice.drafting == guesses[1].trial.drafting != guesses[0].trial.drafting
+    assert trees == [(16, None), (8, 2), (32, None), (32, 2)]
+    speeds |= {guess.title: 0.99 * PAYS for guess in adapted}
+    assert not decide(search, contest, guesses, adapted).pays
 
 
 class PaidPasses(Wrapped):
@@ -183,24 +187,6 @@ class PaidPasses(Wrapped):
         if len(tokens) > 1:
             self._pay()
         return self.session.forward(tokens, positions, visible)
-
-
-class PaidDrafts(WrappedDrafter):
-    """Every tree takes `seconds` to draft."""
-
-    def __init__(self, drafter: Drafter, clock: VirtualClock, seconds: float) -> None:
-        super().__init__(drafter)
-        self._pay = partial(clock.pay, seconds)
-
-    def begin(self, tokens: Sequence[int], keep: int = 0) -> None:
-        self._drafter.begin(tokens, keep)
-
-    def draft(self, tokens: Sequence[int], limits: Limits) -> TokenTree:
-        self._pay()
-        return self._drafter.draft(tokens, limits)
-
-    def accept(self, tree: TokenTree, path: Sequence[int]) -> None:
-        self._drafter.accept(tree, path)
 
 
 @pytest.mark.parametrize("shape", ["flat", "steep"])
@@ -257,6 +243,7 @@ def test_two_drafters_in_one_tree_have_more_to_vary(bundle: Bundle, coarse: None
     assert any(option.startswith("enough=") and option != "enough=1" for words in tried for option in words)
     assert any(option in ("depth=2", "depth=3") for words in tried for option in words)
     assert all(list(words) == sorted(words) for words in tried), "the same setting twice"
+    assert beginnings("lookup+levels") == [(), CHEAP]
     assert beginnings("levels") == beginnings("lookup") == [()]
 
 
@@ -279,6 +266,7 @@ def test_settings_around_one() -> None:
     assert Setting("levels", 16) in around
     assert Setting("levels", 8, 3) in around
     assert Setting("levels", 8, None, ("top_k=2",)) in around
+    assert Setting("levels", 8) in neighbours(Setting("levels", 8, None, ("top_k=2",)), [8])
     assert fan_out("best-first") == "max_fan_out"
     assert fan_out("lookup") is None
     words = Setting("levels", 8, 3, ("top_k=2",)).arguments()
