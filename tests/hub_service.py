@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import qai_hub
+from click.testing import Result
+from command import hexgraft
 from hub_http import SIGNATURE, TOKEN, Api, Storage, serve
 from hub_jobs import Broken, Workshop
 from qai_hub import public_api_pb2 as pb
@@ -136,7 +138,7 @@ class HubServer:
         self.open.wait()
         inner.job_state = pb.JOB_STATE_OPTIMIZING_MODEL
         try:
-            for match, reason in self.fail_jobs.items():
+            for match, reason in list(self.fail_jobs.items()):
                 if re.search(match, inner.name):
                     raise Broken(reason)
             work: Callable[[Any], None] = getattr(self, f"_{kind}")
@@ -173,3 +175,25 @@ class HubServer:
         result = pb.InferenceJobResult(inference_job_id=job.inference_job_id, output_dataset_id=made)
         result.detail.CopyFrom(detail)
         self.workshop.results[job.inference_job_id] = pb.JobResult(inference_job_result=result)
+
+
+# ----------------------------------------------------------------- what tests ask of it
+
+ONCE = {"compile": 2, "link": 1, "upload": 2}
+"""What the small export of the tests takes, if nothing is paid for twice."""
+
+
+def kinds(server: HubServer) -> dict[str, int]:
+    """Jobs submitted and models uploaded so far."""
+    jobs = {kind: len(server.of_kind(f"{kind}_job")) for kind in ("compile", "link")}
+    return {**jobs, "upload": sum(line == "POST /api/v1/models/" for line in server.seen)}
+
+
+def fail_once(server: HubServer, jobs: str, reason: str, *arguments: str | Path) -> Result:
+    """A command that ends because `jobs` (a pattern of their names) fail for a `reason`, which later ones do
+    not."""
+    server.fail_jobs[jobs] = reason
+    result = hexgraft(*arguments)
+    assert result.exit_code == 1, result.output
+    del server.fail_jobs[jobs]
+    return result

@@ -14,7 +14,7 @@ import onnx
 import pytest
 from command import error_of, hexgraft, last_error_of
 from htp_build import random_text, short_text
-from hub_service import HubServer
+from hub_service import HubServer, fail_once
 from tiny import write_tiny_hf
 
 from hexgraft.export.hub.pack import Packed
@@ -276,8 +276,8 @@ def test_a_compiled_graph_that_lost_its_names_is_refused(
 def test_the_book_is_beside_the_unfinished_bundle(
     account: HubServer, checkpoint: Path, tmp_path: Path
 ) -> None:
-    account.fail_jobs["target_ar8"] = "the graph is cursed"
-    assert hexgraft("export", checkpoint, "-o", tmp_path / "b", *COMMON, *VIA).exit_code == 1
+    place = ("export", checkpoint, "-o", tmp_path / "b", *COMMON, *VIA)
+    fail_once(account, "target_ar8", "the graph is cursed", *place)
     book = json.loads((tmp_path / ".b.unfinished" / BOOK).read_text(encoding="utf-8"))
     assert len(book["uploads"]) == 2
     assert {job["job_id"] for job in book["jobs"].values()} == set(account.jobs)
