@@ -214,7 +214,11 @@ class Api(_Handler):
         self.send(self.hub.jobs[name])
 
     def get_jobs_result(self, body: bytes, name: str) -> None:
-        self.send(self.hub.workshop.results[name])
+        result = self.hub.workshop.results.get(name)
+        if result is None:
+            self.missing()
+        else:
+            self.send(result)
 
     def get_job_summaries(self, body: bytes) -> None:
         listed = pb.JobSummaryList()

@@ -6,13 +6,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
 from hexgraft.host.hub.book import JobBook, JobEntry, UploadEntry, digest_of
 from hexgraft.host.hub.errors import AGAIN, HubBusy, HubDown, HubMissing, JobFailed
 from hexgraft.host.hub.service import HostedDevice, JobState, Service
+
+T = TypeVar("T")
 
 _QUIET = 60.0
 """Seconds without a word that a user may wait."""
@@ -104,13 +106,6 @@ class Desk:
     def stands(self, wish: Wish) -> bool:
         """Whether the job of an earlier run, finished or not, does for a wish; it is taken up then."""
         return self._take_up(wish) is not None
-
-    def forget(self, wish: Wish) -> None:
-        """Have a job whose results AI Hub has lost submitted again."""
-        entry = self.book.jobs.pop(wish.key)
-        self._fresh.discard(wish.key)
-        self.book.save()
-        self._say(f"{wish.title}: AI Hub has lost what job {entry.job_id} gave, submitting it again")
 
     def look(self, wish: Wish) -> tuple[str, JobState | None]:
         """The id of an earlier run's job, "" where none was submitted, and how it stands; None where AI Hub
@@ -215,3 +210,38 @@ class Desk:
             time.sleep(pause)
             pause = min(pause * 1.5, longest)
         return made
+
+    def results(
+        self,
+        jobs: Mapping[Wish, Callable[[], object]],
+        fetch: Callable[[str], T],
+        failed: Callable[[Wish, JobFailed], None] = _raise,
+    ) -> dict[str, T]:
+        """Wait until all these jobs are done; what `fetch` gets of each by its id, by the wish's key.
+
+        AI Hub keeps a job for longer than what it gave: `jobs` holds with each what submits it. Those whose
+        results are lost are submitted once more, all before the first is waited for. `failed` as in `wait`.
+        """
+        found: dict[str, T] = {}
+        lost: list[Wish] = []
+        done = self.wait(list(jobs), failed)
+        for wish in jobs:
+            if wish.key in done:
+                try:
+                    found[wish.key] = fetch(self.book.jobs[wish.key].job_id)
+                except HubMissing:
+                    lost.append(wish)
+        for wish in lost:
+            self._forget(wish)
+        for wish in lost:
+            jobs[wish]()
+        for key in self.wait(lost, failed):
+            found[key] = fetch(self.book.jobs[key].job_id)
+        return found
+
+    def _forget(self, wish: Wish) -> None:
+        """Have a job whose results AI Hub has lost submitted again."""
+        entry = self.book.jobs.pop(wish.key)
+        self._fresh.discard(wish.key)
+        self.book.save()
+        self._say(f"{wish.title}: AI Hub has lost what job {entry.job_id} gave, submitting it again")

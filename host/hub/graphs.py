@@ -102,19 +102,12 @@ def run_graph(
 ) -> Arrays:
     """One inference job: what a graph gives for `inputs`, by output name."""
     wish = graph_wish("inference", device, graph, inputs, "")
-
-    def work() -> tuple[str, Arrays]:
-        job_id = desk.submit(wish, partial(models.listed, graph), inputs)
-        desk.wait([wish])
-        return job_id, desk.service.outputs(job_id)
-
-    try:
-        job_id, found = work()
-    except HubMissing:  # what a job gave is kept for some weeks, the job for longer
-        desk.forget(wish)
-        job_id, found = work()
+    submit = partial(desk.submit, wish, partial(models.listed, graph), inputs)
+    submit()
+    found = desk.results({wish: submit}, desk.service.outputs)[wish.key]
     missing = [name for name in graph.outputs if name not in found]
     if missing:
+        job_id = desk.book.jobs[wish.key].job_id
         raise BundleError(
             f"the job {job_id} gave no {missing[0]} but {', '.join(found)}", "export the bundle again"
         )

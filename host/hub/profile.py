@@ -49,34 +49,35 @@ def profile_model(
     A width of which a graph failed is left out at every capacity. Raises JobFailed if that leaves none.
     """
     models = HostedModels(desk, bundle)
-    wishes: dict[Size, list[Wish]] = {}
-    troubles: dict[str, JobFailed] = {}
-    for size in build.chains:
+
+    def submit(size: Size) -> list[Wish]:
+        """The jobs of a graph's parts. The inputs, as large as a cache each, are made anew where they are
+        asked for again."""
+        wishes = []
         for graph, inputs in inputs_of_pass(bundle, role, build, size):
-            more = f" --max_profiler_iterations {iterations}"
-            wish = graph_wish("profile", device, graph, inputs, more)
+            wish = graph_wish("profile", device, graph, inputs, f" --max_profiler_iterations {iterations}")
             desk.submit(wish, partial(models.listed, graph), inputs)
-            wishes.setdefault(size, []).append(wish)
-    every = [wish for parts in wishes.values() for wish in parts]
-    desk.wait(every, lambda wish, trouble: troubles.update({wish.key: trouble}))
-    failed = {width for (width, _), parts in wishes.items() for wish in parts if wish.key in troubles}
+            wishes.append(wish)
+        return wishes
+
+    wishes = {size: submit(size) for size in build.chains}
+    jobs = {wish: partial(submit, size) for size, parts in wishes.items() for wish in parts}
+    troubles: list[JobFailed] = []
+    found = desk.results(jobs, desk.service.profile, lambda wish, trouble: troubles.append(trouble))
+    failed = {width for (width, _), parts in wishes.items() for wish in parts if wish.key not in found}
     whole = {size: parts for size, parts in wishes.items() if size[0] not in failed}
     if not whole:
-        raise next(iter(troubles.values()))
-    return [_times(desk, role, size, parts) for size, parts in whole.items()], list(troubles.values())
+        raise troubles[0]
+    times = []
+    for size, parts in whole.items():
+        addresses = tuple(desk.book.jobs[wish.key].url for wish in parts)
+        times.append(_times(role, size, [found[wish.key] for wish in parts], addresses))
+    return times, troubles
 
 
-def _times(desk: Desk, role: str, size: Size, parts: list[Wish]) -> GraphTimes:
-    entries = [desk.book.jobs[wish.key] for wish in parts]
-    found = [desk.service.profile(entry.job_id) for entry in entries]
-    return GraphTimes(
-        role,
-        size,
-        spread_of(found),
-        _sum(found, "first_load_time", _MICRO),
-        _most(found, "estimated_inference_peak_memory"),
-        tuple(entry.url for entry in entries),
-    )
+def _times(role: str, size: Size, found: list[dict[str, Any]], jobs: tuple[str, ...]) -> GraphTimes:
+    load, peak = _sum(found, "first_load_time", _MICRO), _most(found, "estimated_inference_peak_memory")
+    return GraphTimes(role, size, spread_of(found), load, peak, jobs)
 
 
 def spread_of(parts: list[dict[str, Any]]) -> Spread:

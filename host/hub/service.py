@@ -22,7 +22,6 @@ from hexgraft.host.hub.errors import (
     TOKEN_HINT,
     HubBusy,
     HubDown,
-    HubError,
     HubLogin,
     HubMissing,
     redact,
@@ -252,7 +251,7 @@ class Service:
             f"downloading the profile {job_id}", lambda: self._client.get_job(job_id).download_profile()
         )
         if not found:
-            raise HubError(f"the profile job {job_id} has no figures", "run the same command again")
+            raise HubMissing(f"the profile job {job_id} has no figures", "run the same command again")
         summary: dict[str, Any] = found["execution_summary"]
         return summary
 

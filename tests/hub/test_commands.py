@@ -10,7 +10,8 @@ import pytest
 from command import error_of, hexgraft, last_error_of
 from heads import write_head
 from hub_http import TOKEN
-from hub_service import Fault, HubServer
+from hub_service import Fault, HubServer, fail_once
+from qai_hub import public_api_pb2 as pb
 from tiny import write_tiny_hf
 
 from hexgraft.host.bundle import open_bundle
@@ -149,6 +150,43 @@ def test_a_width_that_fails_is_left_out_of_a_profile(pair: Path, account: HubSer
     assert "its log is at" in hint
 
 
+@pytest.mark.parametrize("left", ["nothing", "an empty result"])
+def test_figures_that_the_service_lost_are_measured_again(left: str, pair: Path, account: HubServer) -> None:
+    """All of the target's, submitted again before the first is waited for, and one of the draft's."""
+    arguments = ("hub", "profile", pair, *PHONE)
+    assert hexgraft(*arguments).exit_code == 0
+    first = [job.inference_job_id for job in account.of_kind("inference_job")]
+    for job_id in first[:5]:
+        del account.workshop.results[job_id]
+        if left != "nothing":
+            empty = pb.InferenceJobResult(inference_job_id=job_id)
+            account.workshop.results[job_id] = pb.JobResult(inference_job_result=empty)
+    account.seen.clear()
+    again = hexgraft(*arguments, "--json")
+    assert again.exit_code == 0, again.stderr
+    said = [f"AI Hub has lost what job {job_id} gave, submitting it again" for job_id in first[:5]]
+    assert [again.stderr.count(words) for words in said] == [1] * 5
+    steps = [line for line in account.seen if line == "POST /api/v1/jobs/" or line.endswith("/result/")]
+    posts = [step.startswith("POST") for step in steps]
+    assert posts == [False] * 4 + [True] * 4 + [False] * 4 + [False] * 4 + [True, False]
+    citations = json.loads(again.stdout)["source"]["citations"]
+    told = {citation["address"].split("/")[-2] for citation in citations}
+    assert told == {job.inference_job_id for job in account.of_kind("inference_job")} - set(first[:5])
+    assert len(told) == 8
+
+
+def test_a_width_that_fails_when_it_is_measured_again_is_left_out(
+    bundle: Path, account: HubServer, tmp_path: Path
+) -> None:
+    assert hexgraft("hub", "profile", bundle, *PHONE).exit_code == 0
+    account.workshop.results.clear()
+    output = ("-o", tmp_path / "phone.json")
+    done = fail_once(account, "target_ar8", "it fell", "hub", "profile", bundle, *PHONE, *output)
+    assert done.stderr.count("left out: the profile job of target_ar8_cl40 failed on Samsung Galaxy S24") == 1
+    assert read_profile(tmp_path / "phone.json").target.widths == [1]
+    assert len(account.of_kind("inference_job")) == 4
+
+
 def test_a_profile_is_shown_even_where_it_cannot_be_written(
     bundle: Path, account: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,6 +248,15 @@ def test_passes_whose_outputs_the_service_lost_run_again(bundle: Path, account: 
     jobs = account.of_kind("inference_job")
     assert len(jobs) == 4
     assert f"AI Hub has lost what job {jobs[2].inference_job_id} gave, submitting it again" in done.stderr
+
+
+def test_a_job_that_cannot_be_submitted_has_lost_nothing(bundle: Path, account: HubServer) -> None:
+    account.faults.append(Fault("POST /api/v1/jobs/", 1, 404))
+    done = hexgraft("hub", "run", bundle, *PHONE, "--rows", "8")
+    message, _ = last_error_of(done)
+    assert message.startswith("AI Hub does not find what it needs for submitting hexgraft target_ar8_cl40")
+    assert "has lost" not in done.stderr
+    assert account.of_kind("inference_job") == []
 
 
 def test_wrong_silicon_is_seen(bundle: Path, account: HubServer) -> None:
