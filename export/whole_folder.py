@@ -12,6 +12,7 @@ from pathlib import Path
 from shlex import quote
 
 from hexgraft.export.resume import Finished
+from hexgraft.host.atomic_file import FULL
 from hexgraft.models.errors import ExportError
 
 
@@ -40,7 +41,7 @@ def whole_folder(path: Path, finished: Finished | None = None) -> Iterator[Path]
         partial.rename(parent / path.name)
         _sync(parent)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno in FULL:
             raise ExportError(
                 f"no space left for the bundle in {parent}",
                 f"see `df -h {quote(str(parent))}`; free some, or name another disk with -o",

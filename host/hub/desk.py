@@ -50,8 +50,8 @@ class Desk:
     def __init__(self, service: Service, book: JobBook, say: Callable[[str], None]) -> None:
         self.service, self.book, self._say = service, book, say
         self._fresh: set[str] = set()
-        self._gone: set[str] = set()
-        """Jobs of earlier runs that are of no use."""
+        self._gone: dict[str, str] = {}
+        """Jobs that are of no use, failed or lost: their ids by the wish's key, "" where there is none."""
 
     def upload(self, digest: str, title: str, make: Callable[[], Path]) -> str:
         """The id of the model of this sha256, which `make` packs if AI Hub does not have it yet."""
@@ -138,7 +138,7 @@ class Desk:
             self._say(f"{wish.title}: {wish.kind} job {job_id} of an earlier run {words}")
             self._enter(wish, entry, state)
             return entry
-        self._gone.add(wish.key)
+        self._gone[wish.key] = job_id
         if state is not None and state.state == "failed":
             self._say(f"{wish.title}: job {job_id} of an earlier run failed, submitting it again")
         elif state is not None:
@@ -155,8 +155,8 @@ class Desk:
         self.book.save()
 
     def _send(self, wish: Wish, models: Sequence[str], inputs: Mapping[str, NDArray[Any]] | None) -> str:
-        """Submit; after a fault on the way first look whether the job arrived all the same. One that failed
-        does not count: it may be an earlier run's, of the same name."""
+        """Submit; after a fault on the way first look whether the job arrived all the same. The one whose
+        place it takes has the same name, and does not count."""
         for wait in (*self.service.pace.retries, None):
             try:
                 return self.service.submit(wish.kind, models, wish.device, wish.name, wish.options, inputs)
@@ -165,7 +165,7 @@ class Desk:
                     raise
                 time.sleep(wait)
                 found = self.service.find_job(wish.name)
-                if found is not None and self.service.job(found).state != "failed":
+                if found is not None and found != self._gone.get(wish.key):
                     return found
         raise AssertionError("unreachable")
 
@@ -243,5 +243,6 @@ class Desk:
         """Have a job whose results AI Hub has lost submitted again."""
         entry = self.book.jobs.pop(wish.key)
         self._fresh.discard(wish.key)
+        self._gone[wish.key] = entry.job_id
         self.book.save()
         self._say(f"{wish.title}: AI Hub has lost what job {entry.job_id} gave, submitting it again")

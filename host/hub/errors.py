@@ -7,13 +7,13 @@ import json
 import re
 from collections.abc import Iterator
 
+from hexgraft.host.atomic_file import FULL
 from hexgraft.models.errors import CONNECTION_LOST, HexgraftError
 
 AGAIN = "run the same command again later: it takes up its jobs where they are, none is paid for twice"
 TOKEN_HINT = "put it into ~/.qai_hub/client.ini: qai-hub configure --api_token TOKEN"
 _LONGEST = 300
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_HERE = (*_FULL, errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.EIO)
+_HERE = (*FULL, errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.EIO)
 """What this machine refuses and not AI Hub."""
 _LOST = (
     "ConnectionError",
@@ -96,7 +96,7 @@ def translate(error: BaseException, doing: str, token: str) -> HubError:
 
 
 def _here_hint(error: OSError) -> str:
-    if error.errno in _FULL:
+    if error.errno in FULL:
         return "free some space: `df -h` shows where; $TMPDIR names the folder for temporary files"
     return "see `ls -ld` on the folder that is written to, and `ulimit -n`"
 

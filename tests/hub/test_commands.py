@@ -240,11 +240,14 @@ def test_run_compares_three_passes_with_the_cpu(bundle: Path, account: HubServer
 
 
 def test_passes_whose_outputs_the_service_lost_run_again(bundle: Path, account: HubServer) -> None:
-    """AI Hub deletes data sets after a month, and keeps the jobs."""
+    """AI Hub deletes data sets after a month, and keeps the jobs: none is taken for the one that goes for it,
+    whose first submission it refuses."""
     assert hexgraft("hub", "run", bundle, *PHONE, "--rows", "8").exit_code == 0
     account.forget = set(list(account.datasets)[-1:])
+    account.faults.append(Fault("POST /api/v1/jobs", 9, 503))
     done = hexgraft("hub", "run", bundle, *PHONE, "--rows", "8")
     assert done.exit_code == 0, done.stderr
+    assert account.faults[0].times == 0
     jobs = account.of_kind("inference_job")
     assert len(jobs) == 4
     assert f"AI Hub has lost what job {jobs[2].inference_job_id} gave, submitting it again" in done.stderr

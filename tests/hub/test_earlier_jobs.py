@@ -143,6 +143,18 @@ def test_a_failed_job_is_not_taken_for_the_one_that_was_refused(
     assert kinds(account) == {"compile": 3, "link": 1, "upload": 2}
 
 
+def test_a_job_that_failed_before_it_was_found_is_not_paid_for_twice(
+    account: HubServer, export: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer to its submission was lost; by then it had failed."""
+    monkeypatch.setattr(client_session, "MAX_RETRIES", 0)
+    monkeypatch.setattr(service_module, "PACE", Pace((0.02, 0.05), (1.0,), 1200.0))
+    account.faults.append(Fault("POST /api/v1/jobs/", 1, lose=True))
+    result = fail_once(account, "target_ar1", "the graph is cursed", *export)
+    assert "the compile job of target_ar1_cl65 sm8650 fp16 failed" in last_error_of(result)[0]
+    assert kinds(account) == {"compile": 2, "link": 0, "upload": 2}
+
+
 # ----------------------------------------------------------------- lost there
 
 
@@ -179,6 +191,19 @@ def test_what_jobs_made_and_the_service_lost_is_made_again(
     assert done.exit_code == 0, done.stderr
     assert f"AI Hub has lost what job {link.link_job_id} made, submitting it again" in done.stderr
     assert kinds(account) == {"compile": 3, "link": 3, "upload": 2}
+
+
+def test_a_job_that_lost_what_it_made_is_not_taken_for_the_one_that_was_refused(
+    account: HubServer, export: tuple[str, ...]
+) -> None:
+    """It has the same name, and is done as far as AI Hub knows."""
+    fail_once(account, "^hexgraft target sm8650", "out of memory", *export)
+    account.forget = {account.of_kind("compile_job")[0].target_model.model_id}
+    account.faults.append(Fault("POST /api/v1/jobs", 9, 503))
+    done = hexgraft(*export)
+    assert done.exit_code == 0, done.stderr
+    assert account.faults[0].times == 0
+    assert kinds(account) == {"compile": 3, "link": 2, "upload": 2}
 
 
 def test_what_is_linked_needs_no_compile_jobs(account: HubServer, export: tuple[str, ...]) -> None:
