@@ -15,6 +15,7 @@ import msgspec
 import onnx
 
 from hexgraft.export.cpu.graph import PackedGraph, pack
+from hexgraft.export.cpu.norms import join_norms
 from hexgraft.export.cpu.weights import write_packed
 from hexgraft.export.head import FOLDER, HEAD_GRAPH, HEAD_WEIGHTS, head_graph, write_head_entry
 from hexgraft.export.resume import Finished, export_identity
@@ -210,6 +211,8 @@ class _Writer:
             self.digests[weights] = write_packed(graph, source, path, progress, kept, mark)
         else:
             self.digests[weights] = write_weights(graph, source, path, progress, kept, mark)
+        if self.options.attention != STACKED:  # no graph of the NPU is made from it
+            join_norms(graph.proto)
         onnx.save(graph.proto, self.folder / file)
 
 

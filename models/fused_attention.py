@@ -12,7 +12,7 @@ from onnx import TensorProto
 
 from hexgraft.models.config import ModelConfig
 from hexgraft.models.errors import ExportError
-from hexgraft.models.graph import GraphBuilder
+from hexgraft.models.graph import ORT_DOMAIN, GraphBuilder
 
 SLOTS = "slots"
 """Rows of a layer's buffer: C of the cache, and room behind them for those of the widest pass."""
@@ -68,7 +68,7 @@ class FusedAttention:
             "GroupQueryAttention",
             [q, k, v, *(name + "_in" for name in cache), "last_column", "columns", "", "", "", mask],
             [f"layers.{i}.mix", *(name + "_out" for name in cache)],
-            domain="com.microsoft",
+            domain=ORT_DOMAIN,
             num_heads=c.heads,
             kv_num_heads=c.kv_heads,
             scale=c.attention_softcap or 1.0,

@@ -14,6 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 OPSET = 23
 """The first opset with RMSNormalization and RotaryEmbedding, which the HTP runs as single operators."""
+ORT_DOMAIN = "com.microsoft"
+"""Of the operators that only ONNX Runtime has."""
 
 IR_VERSION = 10
 """Old enough for every ONNX Runtime that knows opset 23."""
@@ -168,3 +170,9 @@ def fix_dimensions(proto: onnx.ModelProto, sizes: dict[str, int]) -> onnx.ModelP
             if dim.dim_param in sizes:
                 dim.dim_value = sizes[dim.dim_param]
     return fixed
+
+
+def import_ort_domain(proto: onnx.ModelProto) -> None:
+    """Have a graph know the operators that only ONNX Runtime has."""
+    if all(opset.domain != ORT_DOMAIN for opset in proto.opset_import):
+        proto.opset_import.append(helper.make_opsetid(ORT_DOMAIN, 1))

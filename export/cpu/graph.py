@@ -17,14 +17,13 @@ from hexgraft.export.weights import Tensors
 from hexgraft.models.errors import ExportError
 from hexgraft.models.fused_attention import is_fused
 from hexgraft.models.gguf_blocks import BLOCK
-from hexgraft.models.graph import Graph, Weight
+from hexgraft.models.graph import ORT_DOMAIN, Graph, Weight, import_ort_domain
 
 PACKED = ("w8", "w4", "w8a8", "w4a8", "w4h4a8")
 PRECISIONS = ("fp32", *PACKED)
 """Of the CPU's graph: fp32, blocks of 8 bits, or blocks of 4 bits with 8 in embedding and head, or with 4
 there, too (h4); with a8, activations are rounded to 8 bits in blocks."""
 
-_DOMAIN = "com.microsoft"
 _FLOAT, _ROUNDED = 1, 4
 """Accuracy levels of MatMulNBits: activations as they are, or each block of a row rounded to 8 bits."""
 
@@ -117,8 +116,7 @@ def pack(graph: Graph, checkpoint: Tensors | None, precision: str, *, steady: bo
     for name in {node.input[0] for node in nodes if node.op_type == "GatherBlockQuantized"}:
         proto.graph.initializer.append(_rows(name, packings, graph.weights_file, places))
     proto.graph.initializer.extend(rewriter.constants.values())
-    if all(opset.domain != _DOMAIN for opset in proto.opset_import):
-        proto.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
+    import_ort_domain(proto)
     return PackedGraph(proto, graph.weights, tuple(offsets), graph.weights_file, packings)
 
 
@@ -174,7 +172,7 @@ class _Rewriter:
             [read, *(f"{matrix}.{part}" for part in ("blocks", "scales", "zeros") if part in stored)],
             [product],
             name=product,
-            domain=_DOMAIN,
+            domain=ORT_DOMAIN,
             K=packing.width,
             N=packing.out,
             bits=packing.stored_bits,
@@ -195,7 +193,7 @@ class _Rewriter:
             [*inputs, matrix + ".zeros"] if "zeros" in packing.tensors() else inputs,
             [gathered],
             name=gathered,
-            domain=_DOMAIN,
+            domain=ORT_DOMAIN,
             gather_axis=0,
             quantize_axis=1,
             block_size=BLOCK,

@@ -152,6 +152,12 @@ def _product(graph: TorchGraph, x: Tensor, matrix: Tensor, transposed: bool) -> 
     return (functional.linear(low, matrix) if transposed else low @ matrix).float()
 
 
+def _sum_and_norm(x: Tensor, y: Tensor, weight: Tensor, epsilon: float) -> list[Any]:
+    """The outputs of `export.cpu.norms`: the normed sum, two that nobody reads, the sum."""
+    total = x + y
+    return [functional.rms_norm(total, weight.shape, weight, epsilon), None, None, total]
+
+
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
     """Rotate-half RoPE of [1, rows, heads * dim] by tables [1, rows, dim / 2]."""
     first, second = x.view(x.shape[1], heads, 2, -1).unbind(2)
@@ -169,6 +175,7 @@ _OPERATORS: dict[str, Callable[[TorchGraph, list[Any], dict[str, Any]], list[Any
     "MatMul": lambda g, v, a: [_product(g, v[0], v[1], False)],
     "Mul": lambda g, v, a: [v[0] * v[1]],
     "RMSNormalization": lambda g, v, a: [functional.rms_norm(v[0], v[1].shape, v[1], a["epsilon"])],
+    "SkipSimplifiedLayerNormalization": lambda g, v, a: _sum_and_norm(v[0], v[1], v[2], a["epsilon"]),
     "Reshape": lambda g, v, a: [v[0].reshape(v[1])],
     "RotaryEmbedding": lambda g, v, a: [_rotate(v[0], v[1], v[2], a["num_heads"])],
     "Sigmoid": lambda g, v, a: [torch.sigmoid(v[0])],
