@@ -12,6 +12,7 @@ from pair import make_pair
 from phones import android, connect, device, one_server, phone, server  # noqa: F401  fixtures
 
 from hexgraft.export.writer import ExportOptions
+from hexgraft.host.adb.session import close_places
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.runner.build import TESTED, build_runner
 from hexgraft.host.runner.local import RUNNER, LocalRunner
@@ -39,6 +40,14 @@ def build() -> Path:
 @pytest.fixture(scope="session")
 def binary(build: Path) -> Path:
     return build / RUNNER
+
+
+@pytest.fixture
+def built_runner(binary: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Phones get that runner, and no session on them outlives the test."""
+    monkeypatch.setenv("HEXGRAFT_RUNNER", str(binary))
+    yield
+    close_places()
 
 
 @pytest.fixture(scope="session")
