@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,16 +42,14 @@ class Hexgraft:
 
 @pytest.fixture
 def hexgraft(
-    capfd: pytest.CaptureFixture[str], binary: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Hexgraft]:
-    monkeypatch.setenv("HEXGRAFT_RUNNER", str(binary))
+    capfd: pytest.CaptureFixture[str], built_runner: None, monkeypatch: pytest.MonkeyPatch
+) -> Hexgraft:
     monkeypatch.setenv("COLUMNS", "120")
-    yield Hexgraft(capfd)
-    close_places()
+    return Hexgraft(capfd)
 
 
-def run_words(bundle: Bundle, prompt: str, *more: str) -> list[str]:
-    return ["run", str(bundle.path), "-p", prompt, "--raw", "--max-tokens", "24", "--json", *more]
+def run_words(bundle: Bundle, prompt: str, *more: str, tokens: int = 24) -> list[str]:
+    return ["run", str(bundle.path), "-p", prompt, "--raw", "--max-tokens", str(tokens), "--json", *more]
 
 
 def command(*words: str, **kwargs: Any) -> subprocess.Popen[bytes]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from phones import promised, setting, wait_until
 
@@ -21,10 +19,8 @@ def logits(session: Session) -> list[float]:
     return [float(value) for value in rows.logits(2)]
 
 
-def test_push_run_lose_and_run(
-    bundle: Bundle, device: LoopbackDevice, binary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HEXGRAFT_RUNNER", str(binary))
+@pytest.mark.usefixtures("built_runner")
+def test_push_run_lose_and_run(bundle: Bundle, device: LoopbackDevice) -> None:
     session = open_device_session(bundle, "target")
     expected = logits(CpuSession(bundle))
     assert logits(session) == pytest.approx(expected, abs=1e-5)

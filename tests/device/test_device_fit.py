@@ -26,7 +26,7 @@ from hexgraft.host.adb.fit import (
     graphs_for,
     qairt_release,
 )
-from hexgraft.host.adb.session import DeviceOptions, close_places, open_device_session
+from hexgraft.host.adb.session import DeviceOptions, open_device_session
 from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.decode import DecodeOptions, Decoder
 from hexgraft.host.htp.session import HtpSession
@@ -195,10 +195,8 @@ def test_a_phone_without_an_npu(bundle: Bundle, connect: Connect) -> None:
 
 @needs_qnn
 @pytest.mark.slow
-def test_the_emulator_behind_the_phone_gives_its_tokens(
-    connect: Connect, binary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HEXGRAFT_RUNNER", str(binary))
+@pytest.mark.usefixtures("built_runner")
+def test_the_emulator_behind_the_phone_gives_its_tokens(connect: Connect, tmp_path: Path) -> None:
     options = ExportOptions((1, 8), 128)
     write_pair(tmp_path, noise=None, options=options)
     export_htp(
@@ -221,4 +219,3 @@ def test_the_emulator_behind_the_phone_gives_its_tokens(
     remote = open_device_session(npu, "target", DeviceOptions(provider="htp"))
     assert remote.spec.provider == "device-htp"
     assert tokens(remote) == tokens(HtpSession(npu))
-    close_places()

@@ -17,7 +17,7 @@ from hexgraft.export.htp.plan import HtpOptions
 from hexgraft.export.htp.precision import make_precision
 from hexgraft.export.htp.soc import find_socs
 from hexgraft.export.writer import ExportOptions, export_bundle
-from hexgraft.host.adb.session import DeviceOptions, close_places, open_device_session
+from hexgraft.host.adb.session import DeviceOptions, open_device_session
 from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.cpu_session import CpuSession
 from hexgraft.host.decode import DecodeOptions, Decoder
@@ -109,16 +109,11 @@ def test_a_round_on_the_runner_is_one_on_the_cpu(
     assert rounds(bundle, shape, *pair) == rounds(bundle, shape, *local)
 
 
-def test_a_phone_gets_the_head_and_drafts_with_it(
-    bundle: Bundle, device: LoopbackDevice, binary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HEXGRAFT_RUNNER", str(binary))
+@pytest.mark.usefixtures("built_runner")
+def test_a_phone_gets_the_head_and_drafts_with_it(bundle: Bundle, device: LoopbackDevice) -> None:
     local = CpuSession(bundle, threads=1), CpuSession(bundle, "draft", threads=1)
-    try:
-        phone = open_device_session(bundle, "target"), open_device_session(bundle, "draft")
-        assert rounds(bundle, "levels", *phone) == rounds(bundle, "levels", *local)
-    finally:
-        close_places()
+    phone = open_device_session(bundle, "target"), open_device_session(bundle, "draft")
+    assert rounds(bundle, "levels", *phone) == rounds(bundle, "levels", *local)
 
 
 @pytest.fixture(scope="module")
@@ -160,17 +155,10 @@ def test_a_round_on_the_emulator_is_the_same_in_the_runner(
 
 
 @needs_qnn
+@pytest.mark.usefixtures("built_runner")
 def test_a_round_on_the_emulator_is_the_same_on_a_phone(
-    npu: Bundle,
-    npu_rounds: list[list[int]],
-    device: LoopbackDevice,
-    binary: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    npu: Bundle, npu_rounds: list[list[int]], device: LoopbackDevice
 ) -> None:
-    monkeypatch.setenv("HEXGRAFT_RUNNER", str(binary))
     how = DeviceOptions(provider="htp")
-    try:
-        target, draft = (open_device_session(npu, role, how) for role in ("target", "draft"))
-        assert rounds(npu, "levels", target, draft, tokens=8) == npu_rounds
-    finally:
-        close_places()
+    target, draft = (open_device_session(npu, role, how) for role in ("target", "draft"))
+    assert rounds(npu, "levels", target, draft, tokens=8) == npu_rounds

@@ -99,10 +99,8 @@ def test_one_rows_logits(binary: Path, tmp_path: Path) -> None:
     session.close()
 
 
-def test_phones_know_what_graphs_give(
-    binary: Path, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HEXGRAFT_RUNNER", str(binary))
+@pytest.mark.usefixtures("built_runner")
+def test_phones_know_what_graphs_give(connect: Connect, tmp_path: Path) -> None:
     made = write_vendor_export(tmp_path, widths=(1, 8, 16), last=(16,))
     bundle = import_folder(made.folder, tmp_path / "b")
     connect()
