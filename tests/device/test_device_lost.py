@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from device_command import Hexgraft
+from device_command import Hexgraft, run_words
 from heads import write_head
 from phones import Connect, promised, setting, wait_until
 from tiny import write_tiny_hf
@@ -39,7 +39,7 @@ def server(one_server: AdbServer) -> AdbServer:
 
 def test_a_lost_link_keeps_the_text(hexgraft: Hexgraft, bundle: Bundle, device: LoopbackDevice) -> None:
     hexgraft("push", str(bundle.path))
-    words = ["run", str(bundle.path), "-p", "abc", "--raw", "--max-tokens", "300", "--plain", "--json"]
+    words = run_words(bundle, "abc", "--plain", tokens=300)
     whole = hexgraft(*words)
     device.link.cut_after(40_000)
     result = hexgraft(*words, "--backend", "device")
@@ -81,7 +81,7 @@ def test_reconnecting_goes_on_where_the_text_stands(
     hexgraft: Hexgraft, bundle: Bundle, device: LoopbackDevice, tmp_path: Path, draft: str
 ) -> None:
     hexgraft("push", str(bundle.path))
-    words = ["run", str(bundle.path), "-p", "abc", "--raw", "--max-tokens", "300", "--draft", draft, "--json"]
+    words = run_words(bundle, "abc", "--draft", draft, tokens=300)
     words += ["--temperature", "0.7", "--frequency-penalty", "0.2", "--logprobs", "1"]
     traces = [str(tmp_path / name) for name in ("whole", "mended")]
     whole = hexgraft(*words, "--trace", traces[0])
@@ -128,7 +128,7 @@ def test_a_cache_file_that_is_damaged_is_computed_again(
 ) -> None:
     """As a reboot may leave it."""
     hexgraft("push", str(bundle.path))
-    words = ["run", str(bundle.path), "-p", "abc", "--raw", "--max-tokens", "200", "--plain", "--json"]
+    words = run_words(bundle, "abc", "--plain", tokens=200)
     whole = hexgraft(*words)
     await_phone = recovery.await_phone
 
@@ -153,7 +153,7 @@ def test_too_little_space_for_a_cache_file(
 ) -> None:
     hexgraft("push", str(bundle.path))
     device.set_space(900_000_000)
-    words = ["run", str(bundle.path), "-p", "abc", "--raw", "--max-tokens", "200", "--plain", "--json"]
+    words = run_words(bundle, "abc", "--plain", tokens=200)
     whole = hexgraft(*words)
     device.link.cut_after(30_000)
     result = hexgraft(*words, "--backend", "device", "--reconnect", "30")
@@ -171,7 +171,7 @@ def test_what_a_lost_run_leaves_is_cleaned(
     hexgraft("push", str(bundle.path))
     device.link.cut_after(30_000)
     device.faults.refuse = True
-    words = ["run", str(bundle.path), "-p", "abc", "--raw", "--max-tokens", "200", "--plain", "--json"]
+    words = run_words(bundle, "abc", "--plain", tokens=200)
     assert hexgraft(*words, "--backend", "device", "--reconnect", "1").code == CONNECTION_LOST
     assert [file.name for file in caches(device).iterdir()] == ["target"]
     assert wait_until(lambda: device.sandbox.processes() == [], promised())
@@ -191,7 +191,7 @@ def test_reconnecting_to_a_phone_that_stays_away(
     hexgraft("push", str(bundle.path))
     device.link.cut_after(40_000)
     device.faults.refuse = True
-    words = ["run", str(bundle.path), "-p", "abc", "--raw", "--max-tokens", "300", "--plain", "--json"]
+    words = run_words(bundle, "abc", "--plain", tokens=300)
     result = hexgraft(*words, "--backend", "device", "--reconnect", "1")
     assert result.code == CONNECTION_LOST
     assert "it did not come back" in result.err
@@ -204,7 +204,7 @@ def test_reconnecting_is_to_the_same_phone(
     """Another one that was connected meanwhile is not it, and takes nothing from the choice."""
     device = connect()
     hexgraft("push", str(bundle.path))
-    words = ["run", str(bundle.path), "-p", "abc", "--raw", "--max-tokens", "200", "--plain", "--json"]
+    words = run_words(bundle, "abc", "--plain", tokens=200)
     whole = hexgraft(*words)
     await_phone = recovery.await_phone
     others: list[LoopbackDevice] = []
@@ -226,7 +226,7 @@ def test_reconnecting_to_a_phone_that_fell_silent(
 ) -> None:
     """The link stands and nothing comes over it: the next runner is another one, on another stream."""
     hexgraft("push", str(bundle.path))
-    words = ["run", str(bundle.path), "-p", "abc", "--raw", "--max-tokens", "60", "--plain", "--json"]
+    words = run_words(bundle, "abc", "--plain", tokens=60)
     whole = hexgraft(*words)
     write, written = DeviceRunner.write, 0
 
