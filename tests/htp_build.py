@@ -1,4 +1,4 @@
-"""Helpers for tests of the NPU path: whether the emulator is here, and small calibrated networks."""
+"""Helpers for tests of the NPU path: whether the emulator is here, small exports and calibrated networks."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from click.testing import Result
+from command import hexgraft
 
 from hexgraft.export.htp.calibrate import calibrate
 from hexgraft.export.htp.network import Network
@@ -20,6 +22,7 @@ from hexgraft.export.htp.ranges import Ranges
 from hexgraft.export.htp.weights import QuantisedWeights
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cpu_session import CpuSession
+from hexgraft.models.errors import ExportError
 
 needs_qnn = pytest.mark.skipif(
     importlib.util.find_spec("onnxruntime_qnn") is None, reason="onnxruntime-qnn is for x86-64 Linux only"
@@ -36,6 +39,21 @@ def short_text(folder: Path) -> Path:
     file = folder / "text.txt"
     file.write_text(packaged_text("calibration")[:700], encoding="utf-8")
     return file
+
+
+def export_words(checkpoint: Path, output: Path, *arguments: str) -> list[str]:
+    """The words of a small export for the NPU."""
+    place = ["export", str(checkpoint), "-o", str(output), "--target", "htp"]
+    return [*place, "--widths", "1,8", "--context", "128", *arguments]
+
+
+def export(checkpoint: Path, output: Path, *arguments: str) -> Result:
+    return hexgraft(*export_words(checkpoint, output, *arguments))
+
+
+def no_space(*arguments: object) -> None:
+    """Stands in for the step of an export at which the disk is full."""
+    raise ExportError("no space left", "make some")
 
 
 def calibration_of(precision: str, folder: Path) -> Path | None:

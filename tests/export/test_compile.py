@@ -26,13 +26,8 @@ from hexgraft.models.errors import ExportError
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("compile")
-
-
-@pytest.fixture(scope="module")
-def bundle(folder: Path) -> Bundle:
-    return make_pair(folder, noise=None, options=ExportOptions((1, 8), 128))
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return make_pair(tmp_path_factory.mktemp("compile"), noise=None, options=ExportOptions((1, 8), 128))
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from htp_build import needs_qnn
+from htp_build import needs_qnn, no_space
 from tiny import write_tiny_hf
 
 from hexgraft.export.resume import checkpoint_facts
@@ -23,12 +23,8 @@ def test_an_export_into_its_checkpoints_folder_goes_on(
     monkeypatch.chdir(checkpoint)
     words = ["export", ".", "-o", "phone", "--widths", "1,8", "--context", "64", "--target", "htp"]
     words += ["--soc", "SM8650", "--host-widths", "none"]
-
-    def full(*arguments: object) -> None:
-        raise ExportError("no space left", "make some")
-
     with monkeypatch.context() as patch:
-        patch.setattr("hexgraft.export.htp.pipeline.write_manifest", full)
+        patch.setattr("hexgraft.export.htp.pipeline.write_manifest", no_space)
         first = CliRunner().invoke(cli, words)
         assert isinstance(first.exception, ExportError)
     Path("export.log").write_text(first.output, encoding="utf-8")

@@ -13,7 +13,6 @@ from pathlib import Path
 from shlex import quote
 
 import pytest
-from tiny import write_tiny_hf
 
 from hexgraft.export.writer import ExportOptions, Step, export_bundle
 from hexgraft.host.bundle import open_bundle
@@ -21,11 +20,6 @@ from hexgraft.models.checkpoint import open_checkpoint
 from hexgraft.models.errors import ExportError
 
 OPTIONS = ExportOptions((1, 8), 64)
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_hf(tmp_path_factory.mktemp("tiny") / "target")
 
 
 def export(checkpoint: Path, path: Path, report: Callable[[Step], None] = lambda step: None) -> None:

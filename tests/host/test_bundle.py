@@ -159,6 +159,13 @@ def test_inconsistent_manifests_are_refused(
     assert message in refusal(path)
 
 
+def test_entries_of_the_npu_that_lack_their_binary_are_refused(path: Path) -> None:
+    entry = {"soc": "SM8650", "soc_model": 57, "arch": 75, "qairt": "v2", "binary": "target/none.bin"}
+    graph = {"file": "target/model.onnx", "provider": "htp", "precision": "fp16", "width": 8, "capacity": 256}
+    edit(path, lambda m: m["target"]["graphs"].append({**graph, "htp": entry}))
+    assert "a context binary that is not in the bundle: target/none.bin" in refusal(path)
+
+
 @pytest.mark.parametrize(
     "change",
     [
