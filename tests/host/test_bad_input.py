@@ -12,23 +12,14 @@ from shlex import quote
 
 import pytest
 from command import error_of, hexgraft
-from pair import write_pair
 from tiny import write_tiny_gguf, write_tiny_hf
 
 from hexgraft.host.bundle import open_bundle
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pair, its bundle and its checkpoints, which no test changes."""
-    folder = tmp_path_factory.mktemp("pair")
-    write_pair(folder)
-    return folder
-
-
 @pytest.fixture
-def bundle(folder: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(folder / "bundle", tmp_path / "copy"))
+def bundle(pair: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(pair / "bundle", tmp_path / "copy"))
 
 
 @pytest.fixture
@@ -96,17 +87,17 @@ def test_unsupported_quantisation(output: Path, tmp_path: Path, number: int, sai
     assert result.exit_code == 1
 
 
-def test_draft_with_another_vocabulary(output: Path, folder: Path, tmp_path: Path) -> None:
+def test_draft_with_another_vocabulary(output: Path, pair: Path, tmp_path: Path) -> None:
     draft = write_tiny_hf(tmp_path / "draft", vocab=280)
-    result = hexgraft("export", folder / "target-checkpoint", "--draft", draft, "-o", output, *EXPORT)
+    result = hexgraft("export", pair / "target-checkpoint", "--draft", draft, "-o", output, *EXPORT)
     message, hint = error_of(result)
     assert message.startswith("the draft has another vocabulary: it lacks 40 of the target's 320 tokens, ")
     assert hint == "take a draft of the same model family and tokenizer"
     assert result.exit_code == 1
 
 
-def test_context_beyond_the_trained_one(output: Path, folder: Path) -> None:
-    result = hexgraft("export", folder / "target-checkpoint", "-o", output, "--context", "513")
+def test_context_beyond_the_trained_one(output: Path, pair: Path) -> None:
+    result = hexgraft("export", pair / "target-checkpoint", "-o", output, "--context", "513")
     message, hint = error_of(result)
     assert message.startswith("--context 513 is more than the 512 positions ")
     assert hint == "use --context 512 or less"
@@ -114,8 +105,8 @@ def test_context_beyond_the_trained_one(output: Path, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("widths", ["0", "-1,8", "1,99999", "a", "", "1,,8", "1e3"])
-def test_absurd_widths(output: Path, folder: Path, widths: str) -> None:
-    result = hexgraft("export", folder / "target-checkpoint", "-o", output, "--widths", widths)
+def test_absurd_widths(output: Path, pair: Path, widths: str) -> None:
+    result = hexgraft("export", pair / "target-checkpoint", "-o", output, "--widths", widths)
     message, hint = error_of(result)
     assert message == f"--widths {widths!r} is not a list of numbers from 1 to 1024"
     assert hint == "example: --widths 1,8,16,32,128"
@@ -125,9 +116,9 @@ def test_absurd_widths(output: Path, folder: Path, widths: str) -> None:
 # ------------------------------------------------------------------ output folders
 
 
-def test_output_that_exists(bundle: Path, folder: Path) -> None:
+def test_output_that_exists(bundle: Path, pair: Path) -> None:
     before = open_bundle(bundle).digest
-    result = hexgraft("export", folder / "target-checkpoint", "-o", bundle, *EXPORT)
+    result = hexgraft("export", pair / "target-checkpoint", "-o", bundle, *EXPORT)
     message, hint = error_of(result)
     assert message == f"{bundle} exists already"
     assert hint == f"choose another name, or remove it: rm -r {quote(str(bundle))}"
@@ -135,11 +126,11 @@ def test_output_that_exists(bundle: Path, folder: Path) -> None:
     assert open_bundle(bundle).digest == before
 
 
-def test_full_disk(output: Path, folder: Path) -> None:
+def test_full_disk(output: Path, pair: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard))
     try:
-        result = hexgraft("export", folder / "target-checkpoint", "-o", output, *EXPORT)
+        result = hexgraft("export", pair / "target-checkpoint", "-o", output, *EXPORT)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     message, hint = error_of(result)
@@ -148,8 +139,8 @@ def test_full_disk(output: Path, folder: Path) -> None:
     assert result.exit_code == 1
 
 
-def test_folder_that_cannot_be_written(folder: Path) -> None:
-    result = hexgraft("export", folder / "target-checkpoint", "-o", "/proc/bundle", *EXPORT)
+def test_folder_that_cannot_be_written(pair: Path) -> None:
+    result = hexgraft("export", pair / "target-checkpoint", "-o", "/proc/bundle", *EXPORT)
     message, hint = error_of(result)
     assert message.startswith("cannot write the bundle in /proc: ")
     assert "ls -ld /proc" in hint
@@ -232,15 +223,15 @@ def test_checkpoint_where_a_bundle_is_wanted(tmp_path: Path) -> None:
     assert hint == "give the folder that `hexgraft export` wrote"
 
 
-def test_bundle_where_a_checkpoint_is_wanted(output: Path, folder: Path) -> None:
-    message, hint = error_of(hexgraft("export", folder / "bundle", "-o", output))
-    assert message == f"{folder / 'bundle'} is a bundle, not a checkpoint"
-    assert hint == f"give what it was made of, see `hexgraft inspect {folder / 'bundle'}`"
+def test_bundle_where_a_checkpoint_is_wanted(output: Path, pair: Path) -> None:
+    message, hint = error_of(hexgraft("export", pair / "bundle", "-o", output))
+    assert message == f"{pair / 'bundle'} is a bundle, not a checkpoint"
+    assert hint == f"give what it was made of, see `hexgraft inspect {pair / 'bundle'}`"
 
 
-def test_an_older_trace_outlives_a_prompt_that_is_too_long(folder: Path, tmp_path: Path) -> None:
+def test_an_older_trace_outlives_a_prompt_that_is_too_long(pair: Path, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
-    words = ("run", folder / "bundle", "--trace", trace, "--max-tokens", "3", "-p")
+    words = ("run", pair / "bundle", "--trace", trace, "--max-tokens", "3", "-p")
     assert hexgraft(*words, "the fox").exit_code == 0
     before = trace.read_bytes()
     message, _ = error_of(hexgraft(*words, "fox " * 300))
@@ -248,17 +239,17 @@ def test_an_older_trace_outlives_a_prompt_that_is_too_long(folder: Path, tmp_pat
     assert trace.read_bytes() == before
 
 
-def test_bundle_where_a_trace_is_wanted(folder: Path) -> None:
-    message, hint = error_of(hexgraft("replay", folder / "bundle", "letter.jsonl"))
-    assert message == f"cannot read the trace {folder / 'bundle'}: Is a directory"
+def test_bundle_where_a_trace_is_wanted(pair: Path) -> None:
+    message, hint = error_of(hexgraft("replay", pair / "bundle", "letter.jsonl"))
+    assert message == f"cannot read the trace {pair / 'bundle'}: Is a directory"
     assert hint.endswith("a bundle comes after it")
 
 
 @pytest.mark.parametrize("option", ["--trace", "-o"])
-def test_files_of_others_are_not_written_over(folder: Path, tmp_path: Path, option: str) -> None:
+def test_files_of_others_are_not_written_over(pair: Path, tmp_path: Path, option: str) -> None:
     letter = tmp_path / "letter.txt"
     letter.write_text("Dear neighbour")
-    words = ("run", folder / "bundle", "-p", "a") if option == "--trace" else ("bench", folder / "bundle")
+    words = ("run", pair / "bundle", "-p", "a") if option == "--trace" else ("bench", pair / "bundle")
     message, hint = error_of(hexgraft(*words, option, letter))
     assert message == f"{letter} exists already and is no {'trace' if option == '--trace' else 'profile'}"
     assert hint == f"choose another name for {option}, or remove it"
@@ -315,30 +306,30 @@ def test_files_of_others_are_not_written_over(folder: Path, tmp_path: Path, opti
         (("-p", "a", "--baked", "x"), "no baked prefix at x", 1),
     ],
 )
-def test_prompts_and_options(folder: Path, arguments: tuple[str, ...], message: str, code: int) -> None:
-    result = hexgraft("run", folder / "bundle", *arguments)
+def test_prompts_and_options(pair: Path, arguments: tuple[str, ...], message: str, code: int) -> None:
+    result = hexgraft("run", pair / "bundle", *arguments)
     said, hint = error_of(result)
     assert said == message
     assert hint
     assert result.exit_code == code
 
 
-def test_the_nearest_name_is_offered(folder: Path) -> None:
+def test_the_nearest_name_is_offered(pair: Path) -> None:
     result = hexgraft(
-        "run", folder / "bundle", "-p", "a", "--draft", "best-first", "--draft-option", "max-fanout=3"
+        "run", pair / "bundle", "-p", "a", "--draft", "best-first", "--draft-option", "max-fanout=3"
     )
     assert error_of(result)[1] == "did you mean --draft-option max_fan_out=...?"
 
 
-def test_a_verifier_that_would_be_biased(folder: Path) -> None:
-    result = hexgraft("run", folder / "bundle", "-p", "a", "--verifier", "specinfer", "--draft", "levels")
+def test_a_verifier_that_would_be_biased(pair: Path) -> None:
+    result = hexgraft("run", pair / "bundle", "-p", "a", "--verifier", "specinfer", "--draft", "levels")
     message, _ = error_of(result)
     assert message.startswith("the specinfer verifier would be biased")
     assert result.exit_code == 2
 
 
-def test_a_prompt_that_is_no_text(folder: Path) -> None:
-    result = hexgraft("run", folder / "bundle", "-", input=b"abc\xff")
+def test_a_prompt_that_is_no_text(pair: Path) -> None:
+    result = hexgraft("run", pair / "bundle", "-", input=b"abc\xff")
     message, hint = error_of(result)
     assert message == "the prompt on standard input is not UTF-8 text: invalid start byte at byte 3"
     assert "iconv" in hint
@@ -346,38 +337,38 @@ def test_a_prompt_that_is_no_text(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["--system", "--prefix", "--stop"])
-def test_an_argument_that_is_no_text(folder: Path, option: str) -> None:
+def test_an_argument_that_is_no_text(pair: Path, option: str) -> None:
     """What a shell passes on as other bytes than UTF-8 arrives with lone surrogates."""
-    result = hexgraft("run", folder / "bundle", "-p", "a", option, "b\udcffc")
+    result = hexgraft("run", pair / "bundle", "-p", "a", option, "b\udcffc")
     message, hint = error_of(result)
     assert message == "a text is not UTF-8: it holds '\\udcff'"
     assert hint
     assert result.exit_code == 2
 
 
-def test_penalties_beyond_any_use(folder: Path) -> None:
+def test_penalties_beyond_any_use(pair: Path) -> None:
     """They would overflow, and what follows would look like a fault of the model."""
     for option in ("--presence-penalty", "--frequency-penalty", "--repetition-penalty"):
-        result = hexgraft("run", folder / "bundle", "-p", "a", option, "1e308")
+        result = hexgraft("run", pair / "bundle", "-p", "a", option, "1e308")
         assert error_of(result)[0].startswith(f"{option} 1e+308 is not in ")
         assert result.exit_code == 2
 
 
-def test_a_prompt_larger_than_any(folder: Path) -> None:
-    result = hexgraft("run", folder / "bundle", "-", input=b"a" * ((16 << 20) + 1))
+def test_a_prompt_larger_than_any(pair: Path) -> None:
+    result = hexgraft("run", pair / "bundle", "-", input=b"a" * ((16 << 20) + 1))
     message, _ = error_of(result)
     assert message == "the prompt on standard input has more than 16 MB"
     assert result.exit_code == 2
 
 
-def test_unknown_options_and_choices(folder: Path) -> None:
+def test_unknown_options_and_choices(pair: Path) -> None:
     for arguments, said in (
         (["--bogus"], "hexgraft run has no option --bogus"),
         (["--draft", "bogus"], "--draft 'bogus' is none of its choices"),
         (["--threads", "-1"], "--threads: -1 is not in the range 0<=x<=256"),
         (["--max-tokens", "x"], "--max-tokens: 'x' is not a valid integer"),
     ):
-        result = hexgraft("run", folder / "bundle", "-p", "a", *arguments)
+        result = hexgraft("run", pair / "bundle", "-p", "a", *arguments)
         assert result.exit_code == 2
         assert error_of(result)[0] == said
 

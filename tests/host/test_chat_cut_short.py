@@ -16,24 +16,10 @@ from typing import Any
 
 import pytest
 from command import hexgraft, last_error_of, spawn
-from pair import write_pair
 
-from hexgraft.export.writer import ExportOptions
 from hexgraft.host.cpu_session import CpuSession
 from hexgraft.host.traces.trace_file import read_trace
 from hexgraft.models.errors import CONNECTION_LOST, FAILED, HexgraftError
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_pair(tmp_path_factory.mktemp("pair"))
-
-
-@pytest.fixture(scope="module")
-def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle whose context takes seconds to fill."""
-    folder = tmp_path_factory.mktemp("endless")
-    return write_pair(folder, noise=None, context=8192, options=ExportOptions((1, 8), 8192))
 
 
 @pytest.fixture

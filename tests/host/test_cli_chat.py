@@ -12,15 +12,9 @@ from shlex import quote
 
 import pytest
 from command import error_of, hexgraft
-from pair import write_pair
 
 from hexgraft.host.bundle import open_bundle
 from hexgraft.host.text import TextCodec
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_pair(tmp_path_factory.mktemp("pair"))
 
 
 def test_each_line_is_a_turn_and_only_answers_are_printed(bundle: Path, tmp_path: Path) -> None:

@@ -15,23 +15,10 @@ from command import error_of, hexgraft, spawn
 from pair import write_pair
 from safetensors.numpy import load_file
 
-from hexgraft.export.writer import ExportOptions
 from hexgraft.host.bundle import open_bundle
 from hexgraft.host.text import TextCodec
 
 PROMPT = "the fox in the garden"
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_pair(tmp_path_factory.mktemp("pair"))
-
-
-@pytest.fixture(scope="module")
-def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle whose context takes seconds to fill."""
-    folder = tmp_path_factory.mktemp("endless")
-    return write_pair(folder, noise=None, context=8192, options=ExportOptions((1, 8), 8192))
 
 
 def run_json(bundle: Path, *arguments: str | Path, input: str | None = None) -> dict[str, Any]:

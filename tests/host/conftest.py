@@ -1,0 +1,28 @@
+"""Bundles for the tests of commands: written once, and changed by none of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pair import write_pair
+
+from hexgraft.export.writer import ExportOptions
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a pair's bundle and the two checkpoints it is made of."""
+    return write_pair(tmp_path_factory.mktemp("pair")).parent
+
+
+@pytest.fixture(scope="session")
+def bundle(pair: Path) -> Path:
+    return pair / "bundle"
+
+
+@pytest.fixture(scope="session")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle whose context takes seconds to fill."""
+    folder = tmp_path_factory.mktemp("endless")
+    return write_pair(folder, noise=None, context=8192, options=ExportOptions((1, 8), 8192))
