@@ -22,7 +22,7 @@ class _Program:
         main(list(args))
 
 
-def hexgraft(*arguments: str | Path, input: str | bytes | None = None) -> Result:
+def hexgraft(*arguments: str | Path | float, input: str | bytes | None = None) -> Result:
     """Run a command; `input` is standard input, which is no terminal."""
     return CliRunner().invoke(_Program(), [str(a) for a in arguments], input=input)  # type: ignore[arg-type]
 
