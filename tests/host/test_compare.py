@@ -63,6 +63,14 @@ def record(
     return trace
 
 
+def ended(bundle: Bundle, target: CpuSession, finish: str) -> Trace:
+    """A run of 17 tokens that ended in some way."""
+    trace = record(bundle, target, "levels", tokens=17)
+    assert trace.end is not None
+    trace.end.finish = finish
+    return trace
+
+
 def test_noise_is_what_roundings_do(plain: Trace) -> None:
     def header(backend: str, precision: str, joined: bool) -> Trace:
         changed = msgspec.structs.replace(plain.header, backend=backend, precision=precision, joined=joined)
@@ -111,9 +119,7 @@ def test_a_run_that_was_given_fewer_tokens_is_identical_as_far_as_it_goes(
 def test_a_run_that_was_cut_short_is_identical_as_far_as_it_goes(
     bundle: Bundle, target: CpuSession, plain: Trace, finish: str
 ) -> None:
-    short = record(bundle, target, "levels", tokens=17)
-    assert short.end is not None
-    short.end.finish = finish
+    short = ended(bundle, target, finish)
     assert compare(plain, short).verdict == compare(short, plain).verdict == IDENTICAL
     assert f"then one run ends ({finish})" in compare(plain, short).reason
 
@@ -121,9 +127,7 @@ def test_a_run_that_was_cut_short_is_identical_as_far_as_it_goes(
 def test_a_full_context_is_an_end_only_where_both_have_it(
     bundle: Bundle, target: CpuSession, plain: Trace
 ) -> None:
-    short = record(bundle, target, "levels", tokens=17)
-    assert short.end is not None
-    short.end.finish = "length"
+    short = ended(bundle, target, "length")
     assert compare(plain, short).verdict == DIFFERENT
     short.header = msgspec.structs.replace(short.header, capacity=short.header.capacity // 2)
     assert compare(plain, short).verdict == IDENTICAL
@@ -132,9 +136,7 @@ def test_a_full_context_is_an_end_only_where_both_have_it(
 def test_a_text_that_ended_by_itself_is_a_difference(
     bundle: Bundle, target: CpuSession, plain: Trace
 ) -> None:
-    stopped = record(bundle, target, "levels", tokens=17)
-    assert stopped.end is not None
-    stopped.end.finish = "stop"
+    stopped = ended(bundle, target, "stop")
     found = compare(stopped, plain)
     assert found.verdict == DIFFERENT
     assert found.places is not None
