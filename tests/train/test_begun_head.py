@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from command import error_of, hexgraft
 from heads import write_head
-from pair import write_pair
 from safetensors.numpy import load_file
 
 from hexgraft.host.bundle import open_bundle
@@ -26,11 +25,6 @@ from hexgraft.export.train.head_file import head_tensors  # noqa: E402
 
 SMALL = ["--tokens", "600", "--texts", "24", "--new-tokens", "40", "--batch", "512", "--epochs", "2"]
 SMALL += ["--unroll", "2", "--full-precision", "--threads", "1", "--json"]
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_pair(tmp_path_factory.mktemp("target"), noise=None, layers=4)
 
 
 @pytest.fixture(scope="module")
