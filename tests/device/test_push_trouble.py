@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from device_command import Hexgraft
 from phones import wait_until
-from test_deploy import SIZE, folder_of, on_phone, ours, piece
+from pushed import SIZE, folder_of, on_phone, ours, piece
 
 from hexgraft.host.adb.claim import Claim
 from hexgraft.host.adb.errors import Busy, ConnectionLost
