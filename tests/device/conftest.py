@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from device_command import hexgraft  # noqa: F401  a fixture
+from native_build import built
 from pair import make_pair
 from phones import android, connect, device, one_server, phone, server  # noqa: F401  fixtures
 
 from hexgraft.export.writer import ExportOptions
 from hexgraft.host.adb.session import close_places
 from hexgraft.host.bundle import Bundle
-from hexgraft.host.runner.build import TESTED, build_runner
 from hexgraft.host.runner.local import RUNNER, LocalRunner
-from hexgraft.models.errors import UsageError
 
 CONTEXT = 600
-
-
-def built(preset: str, *tools: str) -> Path:
-    """The folder of a preset's build, made now if need be; skips where a tool or the headers are missing."""
-    for tool in ("cmake", "ninja", *tools):
-        if shutil.which(tool) is None:
-            pytest.skip(f"{tool} is not installed")
-    try:
-        return build_runner(preset, tests=preset in TESTED).parent
-    except UsageError as error:
-        pytest.skip(f"{error.message}: {error.hint}")
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import built
-from test_native import DEVICE, run_ctest
+from native_build import DEVICE, built, run_ctest
 
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cpu_session import CpuSession

@@ -15,7 +15,7 @@ import pytest
 from htp_build import needs_qnn
 from pair import write_pair
 from phones import wait_until
-from test_runner_session import random_tree
+from random_tree import random_tree
 
 from hexgraft.export.htp.pipeline import export_htp
 from hexgraft.export.htp.plan import HtpOptions

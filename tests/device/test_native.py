@@ -8,19 +8,9 @@ from itertools import takewhile
 from pathlib import Path
 
 import pytest
-from conftest import built
+from native_build import DEVICE, built, run_ctest
 
 from hexgraft.host.runner.wire import PROTOCOL, pack_frame
-
-ROOT = Path(__file__).resolve().parents[2]
-DEVICE = ROOT / "device"
-
-
-def run_ctest(folder: Path) -> None:
-    done = subprocess.run(["ctest", "--output-on-failure"], cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-    assert "100% tests passed" in done.stdout
-    assert re.search(r"out of [1-9]", done.stdout)
 
 
 def test_native_tests(build: Path) -> None:

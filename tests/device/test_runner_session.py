@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from pair import make_pair
+from random_tree import random_tree
 
 from hexgraft.export.writer import ExportOptions, write_manifest
 from hexgraft.host.bundle import Bundle, open_bundle
@@ -47,16 +47,6 @@ def pair(
     remote = RunnerSession(runner.connection, str(bundle.path), widths=widths, whole=fixed)
     yield local, remote
     remote.close()
-
-
-def random_tree(rng: np.random.Generator, size: int) -> tuple[NDArray[np.bool_], list[int]]:
-    """The ancestor mask of a random tree, and its nodes' depths."""
-    mask, depths = np.eye(size, dtype=np.bool_), [0] * size
-    for node in range(1, size):
-        parent = int(rng.integers(0, node))
-        mask[node] |= mask[parent]
-        depths[node] = depths[parent] + 1
-    return mask, depths
 
 
 def assert_same_pass(
