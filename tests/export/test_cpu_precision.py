@@ -16,6 +16,7 @@ import pytest
 from command import error_of, hexgraft
 from numpy.typing import NDArray
 from pair import packed_bundle
+from tensors import whole
 from tiny import write_tiny_gguf, write_tiny_hf
 
 from hexgraft.export.cpu.graph import PACKED, PackedGraph, pack
@@ -110,7 +111,7 @@ def test_a_pass_is_that_of_the_dequantised_weights(
 ) -> None:
     folder = write_tiny_hf(tmp_path / "m", family="qwen2", tied=tied)
     twin = check_passes(folder, tmp_path, precision, tolerance)
-    exact = np.concatenate(list(open_checkpoint(folder).blocks("layers.1.down")))
+    exact = whole(open_checkpoint(folder), "layers.1.down")
     level = 2 / (15 if precision.startswith("w4") else 254)
     error = np.abs(twin.weights["layers.1.down"] - exact).max()
     assert 0 < error < level * np.abs(exact).max()
@@ -121,11 +122,11 @@ def test_rows_of_an_embedding_have_no_minima(tmp_path: Path, tied: bool) -> None
     """Q4_1's minima are further inputs of a product, which the gather of rows has not: it is rounded anew."""
     file = write_tiny_gguf(tmp_path / "m.gguf", quant="Q4_1", tied=tied)
     twin = check_passes(file, tmp_path, "w4h4a8", 0.1)
-    exact = np.concatenate(list(open_checkpoint(file).blocks("embed")))
+    exact = whole(open_checkpoint(file), "embed")
     np.testing.assert_allclose(twin.weights["embed"], stored(exact, 4), rtol=0, atol=1e-7)
     assert np.abs(twin.weights["embed"] - exact).max() > 1e-4
     if not tied:
-        head = np.concatenate(list(open_checkpoint(file).blocks("head")))
+        head = whole(open_checkpoint(file), "head")
         np.testing.assert_allclose(twin.weights["head"], head, rtol=0, atol=0.005 * np.abs(head).max())
 
 
@@ -163,7 +164,7 @@ def test_a_files_own_blocks_are_kept(
     checkpoint = open_checkpoint(path)
     found = numbers(packed_bundle(path, tmp_path / "b", precision + activations), checkpoint)
     for name in ("embed", *(f"layers.1.{part}" for part in ("q", "k", "v", "o", "gate", "up", "down"))):
-        exact = np.concatenate(list(checkpoint.blocks(name)))
+        exact = whole(checkpoint, name)
         error = np.abs(found[name] - exact).max() / np.abs(exact).max()
         bits = 8 if precision == "w8" or name == "embed" else 4
         if (quant == "Q8_0") == (bits == 8):

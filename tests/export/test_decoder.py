@@ -14,6 +14,7 @@ import pytest
 from families import save_family
 from numpy.typing import NDArray
 from pair import make_pair
+from tensors import whole
 from tiny import write_tiny_hf
 
 from hexgraft.export.static import cut_static, static_name
@@ -274,7 +275,7 @@ def test_smollm2_equals_transformers_over_a_chat(tmp_path: Path) -> None:
         _, _, rest = name.partition(".")
         layer, _, part = rest.partition(".")
         theirs = names[name] if name in names else f"model.layers.{layer}.{inner[part]}"
-        state[theirs + ".weight"] = torch.from_numpy(np.concatenate(list(checkpoint.blocks(name))))
+        state[theirs + ".weight"] = torch.from_numpy(whole(checkpoint, name))
     missing, unexpected = model.load_state_dict(state, strict=False)
     assert not unexpected
     assert set(missing) <= {"lm_head.weight"}

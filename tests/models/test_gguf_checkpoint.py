@@ -13,6 +13,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from tensors import whole
 from tiny import Sizes, add_gguf_fields, gguf_name, permute, tiny_weights, write_tiny_gguf, write_tiny_hf
 
 from hexgraft.models.checkpoint import open_checkpoint
@@ -31,10 +32,6 @@ SIZES = [
     {"family": "qwen2", "tied": False},
 ]
 TOLERANCE = {"F32": 0.0, "F16": 1e-3, "BF16": 5e-3, "Q8_0": 5e-3, "Q5_1": 4e-2, "Q4_1": 8e-2, "Q4_0": 0.15}
-
-
-def whole(checkpoint: Any, name: str) -> np.ndarray:
-    return np.concatenate(list(checkpoint.blocks(name)))
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from heads import read_head, write_head
-from numpy.typing import NDArray
 from safetensors.numpy import save_file
+from tensors import whole
 from tiny import read_tiny_weights, write_tiny_hf
 
 from hexgraft.models.checkpoint import Checkpoint, open_checkpoint
@@ -29,10 +29,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def target(folder: Path) -> Checkpoint:
     return open_checkpoint(folder)
-
-
-def whole(head: HeadCheckpoint, name: str) -> NDArray[np.float32]:
-    return np.concatenate(list(head.blocks(name)))
 
 
 @pytest.mark.parametrize("binary", [False, True])

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from families import save_family
+from tensors import whole
 
 from hexgraft.export.writer import ExportOptions, export_bundle
 from hexgraft.host.bundle import open_bundle
@@ -50,7 +51,7 @@ def test_a_head_is_as_sure_in_a_bundle_as_it_was_trained_to_be(tmp_path: Path, f
 
     draft.write(tmp_path / "head", {})
     head = HeadCheckpoint(tmp_path / "head", checkpoint)
-    norm, rows = (np.concatenate(list(head.blocks(name))) for name in ("norm", "head"))
+    norm, rows = (whole(head, name) for name in ("norm", "head"))
     state = rng.normal(size=(5, 64)).astype(np.float32)
     normed = state / np.sqrt((state**2).mean(-1, keepdims=True) + 1e-6) * norm
     with torch.no_grad():
