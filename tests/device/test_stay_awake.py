@@ -38,7 +38,9 @@ def test_the_screen_stays_on_and_the_setting_comes_back(bundle: Bundle, device: 
 def test_a_setting_that_was_never_made_is_deleted_again(bundle: Bundle, device: LoopbackDevice) -> None:
     file = device.sandbox.folder / "settings" / "global.stay_on_while_plugged_in"
     file.unlink()
-    open_device_session(bundle, "target").close()
+    session = open_device_session(bundle, "target")
+    assert setting(device) == "7"
+    session.close()
     assert wait_until(lambda: not file.exists(), promised())
 
 
@@ -89,6 +91,7 @@ def test_a_setting_that_cannot_be_restored_is_restored_later(bundle: Bundle, dev
     session.close()
     assert wait_until(lambda: device.sandbox.processes() == [], promised())
     no_settings(device, False)
+    assert setting(device) == "7"
     open_device_session(bundle, "target").close()
     assert wait_until(lambda: setting(device) == "0", promised())
 
