@@ -61,7 +61,8 @@ def check_adb() -> Findings:
             "keep one adb in PATH, or name it: export ADBUTILS_ADB_PATH=...",
         )
     else:
-        yield Finding("adb server", OK, f"version {number}")
+        named = f" at {server.address} ({server.address.variable})" if server.address.variable else ""
+        yield Finding("adb server", OK, f"version {number}{named}")
 
 
 def check_phone(serial: str | None, root: str, chip: Callable[[PhoneFacts], str | None]) -> Findings:

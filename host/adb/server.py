@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import socket
 import subprocess
@@ -11,8 +10,8 @@ import tempfile
 from dataclasses import dataclass
 from typing import Any
 
+from hexgraft.host.adb.address import server_address
 from hexgraft.host.adb.errors import ConnectionLost, NoAdb
-from hexgraft.models.errors import UsageError
 
 INSTALL_HINT = 'install what phones need: pip install "hexgraft[device]"'
 _CONTROL_TIMEOUT = 20.0
@@ -37,23 +36,32 @@ class ServiceRefused(Exception):
     """What the server or the phone said instead of OKAY."""
 
 
+def find_adb() -> str:
+    """The adb program: $ADBUTILS_ADB_PATH, the one in PATH, or the one that adbutils brings."""
+    adbutils = _adbutils()
+    try:
+        return str(adbutils.adb_path())
+    except adbutils.AdbError as error:
+        raise NoAdb("there is no adb on this machine", "Debian: apt-get install adb") from error
+
+
+def _adbutils() -> Any:
+    try:
+        import adbutils
+    except ImportError as error:
+        raise NoAdb("adbutils is not installed", INSTALL_HINT) from error
+    return adbutils
+
+
 class Server:
-    """The server that ANDROID_ADB_SERVER_PORT names, or the usual one; started when it does not run."""
+    """The server that adb's variables name (`server_address`), or the usual one; started when it does not run
+    and is one of this machine."""
 
     def __init__(self) -> None:
-        try:
-            import adbutils
-        except ImportError as error:
-            raise NoAdb("adbutils is not installed", INSTALL_HINT) from error
-        self._adbutils: Any = adbutils
-        port = os.environ.get("ANDROID_ADB_SERVER_PORT")
-        if port is not None and not (port.isdecimal() and 0 < int(port) < 1 << 16):
-            raise UsageError(f"ANDROID_ADB_SERVER_PORT is {port!r}, no port", "unset it, or make it 5037")
-        try:
-            self.adb = str(adbutils.adb_path())
-        except adbutils.AdbError as error:
-            raise NoAdb("there is no adb on this machine", "Debian: apt-get install adb") from error
-        self._client = adbutils.AdbClient()
+        self._adbutils: Any = _adbutils()
+        self.adb = find_adb()
+        self.address = server_address()
+        self._client = self._adbutils.AdbClient(self.address.host, self.address.port)
 
     def version(self) -> int:
         """The server's protocol version; a client of another one kills it and starts its own."""
@@ -111,27 +119,30 @@ class Server:
 
     def _connect(self) -> Any:
         try:
-            if not self._runs():
-                self._start()
+            self._find()
             return self._client.make_connection(timeout=_CONTROL_TIMEOUT)
         except (OSError, subprocess.SubprocessError, self._adbutils.AdbError) as error:
-            raise NoAdb(
-                f"the adb server on port {self._client.port} does not answer: {error}",
-                "try `adb kill-server`, then `adb devices`",
-            ) from error
+            hint = "try `adb kill-server`, then `adb devices`"
+            if not self.address.local:
+                hint = f"start it there (`adb -a nodaemon server`), or unset {self.address.variable}"
+            raise NoAdb(f"the adb server at {self.address} does not answer: {error}", hint) from error
 
-    def _runs(self) -> bool:
+    def _find(self) -> None:
+        """See that the server takes connections; raises OSError where it does not and cannot be started."""
         try:
-            address = (self._client.host, self._client.port)
-            socket.create_connection(address, timeout=_CONTROL_TIMEOUT).close()
+            with socket.socket() as probe:  # of IPv4, as adbutils'
+                probe.settimeout(_CONTROL_TIMEOUT)
+                probe.connect((self.address.host, self.address.port))
         except OSError:
-            return False
-        return True
+            if not self.address.local:
+                raise
+            self._start()
 
     def _start(self) -> None:
         """Start the server. adbutils would too, and have adb's words about its daemon stand among ours."""
         with tempfile.TemporaryFile() as said:  # a pipe would stay open for as long as the daemon lives
-            words = [self.adb, "start-server"]
+            # -P goes before all variables: by ADB_SERVER_SOCKET=tcp:127.0.0.1:PORT adb starts none.
+            words = [self.adb, "-P", str(self.address.port), "start-server"]
             done = subprocess.run(
                 words, stdin=subprocess.DEVNULL, stdout=said, stderr=said, timeout=_CONTROL_TIMEOUT
             )

@@ -14,7 +14,7 @@ from types import FrameType
 
 import click
 
-from hexgraft.host.adb.server import Server
+from hexgraft.host.adb.server import find_adb
 from hexgraft.host.cli.console import say
 from hexgraft.host.cli.finite import Finite
 from hexgraft.host.loopback.adb_server import AdbServer
@@ -92,7 +92,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 def _run(device: LoopbackDevice, command: tuple[str, ...]) -> int:
     """Run a command with the device as its only phone; its exit code."""
-    with AdbServer(Server().adb) as server:
+    with AdbServer(find_adb()) as server:
         server.connect([device.serial])
         environment = server.environment | {"ANDROID_SERIAL": device.serial}
         # The key and the caches of the command are the user's own, only the server's home is not.

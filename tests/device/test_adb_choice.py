@@ -268,7 +268,7 @@ def test_an_adb_that_cannot_be_run(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_server_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ADBUTILS_ADB_PATH", "/bin/false")
     monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", "1")
-    with pytest.raises(NoAdb, match="on port 1 does not answer: /bin/false cannot start it"):
+    with pytest.raises(NoAdb, match=r"at 127\.0\.0\.1:1 does not answer: /bin/false cannot start it"):
         Server().devices()
 
 

@@ -184,14 +184,3 @@ def test_doctor_has_no_use_for_a_phone_without_one(hexgraft: Hexgraft, option: s
     result = hexgraft("doctor", option, "/data/x")
     assert result.code == USAGE
     assert f"--backend cpu has no use for {option}" in result.err
-
-
-@pytest.mark.parametrize("port", ["", "abc", "99999", "-1"])
-def test_a_port_of_the_server_that_is_none(
-    hexgraft: Hexgraft, monkeypatch: pytest.MonkeyPatch, port: str
-) -> None:
-    monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", port)
-    result = hexgraft("devices")
-    assert result.code == USAGE
-    assert f"error: ANDROID_ADB_SERVER_PORT is '{port}', no port" in result.err
-    assert "hint: unset it" in result.err
