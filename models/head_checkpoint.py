@@ -52,6 +52,10 @@ class TargetSizes(Protocol):
     def hidden(self) -> int: ...
     @property
     def tied(self) -> bool: ...
+    @property
+    def logit_scale(self) -> float: ...
+    @property
+    def final_softcap(self) -> float | None: ...
 
 
 class HeadTarget(Protocol):
@@ -90,7 +94,7 @@ class HeadCheckpoint:
         values = read_json(path / "config.json")
         self._check_vocab(values)
         self.tokens, self._order = self._read_tokens(values)
-        self.config = self._config(values)
+        self.config = self._with_logits(self._config(values))
         self._shapes = head_shapes(self.config)
         self.lent = self._lent()
         self.source_format = f"{self.config.kind} head {self._check_tensors()}"
@@ -182,6 +186,16 @@ class HeadCheckpoint:
         features = eagle3_features(target.layers)
         _check_layers(values, features, where)
         return HeadConfig(EAGLE3, layer, rows, features, target.hidden)
+
+    def _with_logits(self, config: HeadConfig) -> HeadConfig:
+        """The state of an EAGLE-1 head is the target's own, read by the target's matrix: what the target does
+        to its logits then holds for the head's. EAGLE-3 heads were trained on the product itself, and their
+        norm has whatever scale there is."""
+        if config.kind != EAGLE or "head" in self._names:
+            return config
+        target = self._target.config
+        layer = replace(config.layer, logit_scale=target.logit_scale, final_softcap=target.final_softcap)
+        return replace(config, layer=layer)
 
     def _lent(self) -> frozenset[str]:
         lent = {"embed"} - self._names.keys()

@@ -34,7 +34,9 @@ class _Sizes:
     vocab: int
     layers: int
     hidden: int
-    tied: bool
+    tied: bool = True
+    logit_scale: float = 1.0  # of no concern: EAGLE-1's heads alone take these from their target
+    final_softcap: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class _Target:
 def open_begun(path: Path, model: ModelEntry) -> HeadCheckpoint:
     """The head at `path` (a folder, a name that comes with hexgraft, or an id on the hub), checked to be one
     for the target `model` that can be trained: UsageError or CheckpointError where it is not."""
-    target = _Target(model.name, _Sizes(model.vocab, model.layers, model.hidden, tied=True))
+    target = _Target(model.name, _Sizes(model.vocab, model.layers, model.hidden))
     head = open_head(path, target)
     if head is None:
         names = ", ".join(shipped_heads())

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from families import save_family
 from heads import Oracle, read_head, write_head
 from numpy.typing import NDArray
 from tiny import write_tiny_hf
@@ -118,6 +119,39 @@ def test_prefill_decode_and_tree_passes_equal_torch(
             state = out[-1:]
             expected = found[-1].numpy()
             np.testing.assert_allclose(first[parent] if depth == 0 else second[row], expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+@pytest.mark.parametrize(
+    ("family", "scale", "cap"), [("granite", 1 / 3, None), ("gemma2", 1.0, 30.0), ("gemma3-capped", 1.0, 3.0)]
+)
+def test_heads_of_targets_that_scale_or_cap_logits(
+    family: str, scale: float, cap: float | None, kind: str, tmp_path: Path
+) -> None:
+    """EAGLE-1's states are the target's, and as likely; EAGLE-3's were trained on the product itself. Tokens
+    reach both as they lie in the embedding, and layers are Llama's: so their authors train them."""
+    pytest.importorskip("transformers")
+    target = save_family(tmp_path / "target", family)
+    path = write_head(tmp_path / "head", target, kind, own_head=False)
+    checkpoint = open_checkpoint(target)
+    draft = open_draft(path, checkpoint)
+    assert isinstance(draft, HeadCheckpoint)
+    options = ExportOptions((1, 8, 16), 128)
+    export_bundle(checkpoint, tmp_path / "b", draft=draft, options=options, report=lambda step: None)
+    bundle, count = open_bundle(tmp_path / "b"), 14
+    features, oracle = features_of(bundle)[:count], Oracle(path, target, read_head(path))
+    shown, seen = TOKENS[1 : count + 1], np.tri(count, dtype=np.bool_)
+    product, own = oracle.run(shown, oracle.mix(features), list(range(count)), seen)
+    session = CpuSession(bundle, "draft")
+    session.feed(states(bundle, features, None))
+    rows = session.forward(shown, range(count), causal(0, count))
+    expected = product.numpy()
+    if kind == "eagle":
+        expected = expected * scale if cap is None else np.tanh(expected * scale / cap) * cap
+    np.testing.assert_allclose(rows.hiddens(), own.numpy(), atol=1e-3, rtol=1e-4)
+    np.testing.assert_allclose(
+        np.stack([rows.logits(row) for row in range(count)]), expected, atol=1e-3, rtol=1e-4
+    )
 
 
 def _none(rows: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
