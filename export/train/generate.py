@@ -35,7 +35,7 @@ _TAIL = 0.08
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How texts are made: `texts` a wave, at most `new_tokens` an answer, prompts up to `prompt_tokens`.
+    """How texts are made: `texts` a wave, at most `new_tokens` an answer, prompts of at most `prompt_tokens`.
 
     `features` are layers as in a manifest: the residual stream after so many.
     """
@@ -63,9 +63,9 @@ def wave_numbers(folder: Path) -> list[int]:
     return [int(part) for part in parts if part.isdecimal()]
 
 
-def waves(plan: Plan) -> Iterator[list[Request]]:
-    """The requests of every wave."""
-    source = requests(plan.seed, plan.extra)
+def waves(plan: Plan, fits: Callable[[str], bool]) -> Iterator[list[Request]]:
+    """The requests of every wave, of those whose message fits."""
+    source = (request for request in requests(plan.seed, plan.extra) if fits(request.message))
     while True:
         yield list(islice(source, plan.texts))
 
@@ -84,7 +84,7 @@ def generate_wave(
     It holds `tokens` of all texts one after the other, their `lengths`, how many are `prompts`, and `states`
     [rows, features + 1, d] float16, the one after the last norm first, of every token but a text's last.
     """
-    prompts = [encode(request.message)[: plan.prompt_tokens] for request in asked]
+    prompts = [encode(request.message) for request in asked]
     with torch.inference_mode():
         writer = _Writer(graph, plan, number, prompts, [request.temperature for request in asked])
         writer.run(stops, progress)

@@ -24,13 +24,13 @@ from hexgraft.export.train.run import TrainingRun
 from hexgraft.export.train.seeds import Request
 from hexgraft.export.train.torch_graph import TorchGraph
 from hexgraft.export.train.trainer import TrainOptions
+from hexgraft.export.train.whole_prompts import Prompts
 from hexgraft.export.train.work import Work
 from hexgraft.export.train.workers import Workers
 from hexgraft.export.writer import WEIGHTS
 from hexgraft.host.atomic_file import write_whole
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.lab.prompts import LAB_PROMPTS
-from hexgraft.host.text import TextCodec
 from hexgraft.models.errors import UsageError
 from hexgraft.models.features import eagle3_features
 from hexgraft.models.head_checkpoint import HeadCheckpoint
@@ -105,22 +105,31 @@ class TrainingJob:
         self.bundle, self.job, self.say = bundle, job, say
         self.start = time.monotonic()
         plan = job.plan(bundle.target.layers, bundle.target.context)
+        self.prompts = Prompts(bundle, plan.prompt_tokens, plan.extra)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         low = torch.bfloat16 if job.train.low_precision else torch.float32
         self.graph = TorchGraph(bundle, dtype=low, device=device)
         graph, weights = _target_files(bundle)
         self.work = Work(work, graph, plan, weights)
-        self._codec = TextCodec(bundle)
 
     def generate(self, shard: int, shards: int, advance: Advance) -> int:
         """Write this shard's waves that are missing; returns how many waves there are to be in all. Where a
         training had begun when it was stopped, these are the ones that it was begun on."""
+        count = self._generate(shard, shards, advance)
+        if left_out := len(self.prompts.left_out):
+            self.say(
+                f"left out {left_out} {'prompt' if left_out == 1 else 'prompts'} of more than "
+                f"{self.prompts.room} tokens"
+            )
+        return count
+
+    def _generate(self, shard: int, shards: int, advance: Advance) -> int:
         begun = self.work.begun(self.job.tokens) if self.job.minutes is not None else None
         wanted = self.job.waves if begun is None else begun
         if begun is not None:
             self.say(f"going on with the {begun} waves of text that training was begun on")
         longest = 0.0
-        for number, asked in enumerate(waves(self.work.plan)):
+        for number, asked in enumerate(waves(self.work.plan, self.prompts.fits)):
             if number == wanted:
                 break
             if number % shards == shard and not wave_path(self.work.waves, number).is_file():
@@ -204,7 +213,7 @@ class TrainingJob:
         plan = replace(self.work.plan, texts=len(LAB_PROMPTS), new_tokens=_HELD_TOKENS)
         file = self.work.path / "held-out.safetensors"
         if not file.is_file():
-            asked = [Request(prompt.text, 0.0) for prompt in LAB_PROMPTS]
+            asked = [Request(prompt.text, 0.0) for prompt in LAB_PROMPTS if self.prompts.fits(prompt.text)]
             data = self._wave(0, asked, plan, lambda count: None)
             write_wave(self.work.path, 0, data)
             wave_path(self.work.path, 0).replace(file)
@@ -212,12 +221,7 @@ class TrainingJob:
 
     def _wave(self, number: int, asked: list[Request], plan: Plan, advance: Advance) -> bytes:
         stops = self.bundle.manifest.tokenizer.stop_tokens
-        return generate_wave(self.graph, plan, number, asked, self._encode, stops, advance)
-
-    def _encode(self, text: str) -> list[int]:
-        if not self._codec.has_template:
-            return self._codec.encode_raw(text)
-        return self._codec.encode_chat([{"role": "user", "content": text}])
+        return generate_wave(self.graph, plan, number, asked, self.prompts.encode, stops, advance)
 
     def _left(self) -> float:
         """Seconds until the time of the job is over."""

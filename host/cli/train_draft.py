@@ -48,7 +48,9 @@ _USED_BY = {"vocab": "head", "unroll": "head", "start": "head", "layers": "small
     help="Tokens of text, about. Default: 400000, or with --minutes as many as half of them suffice for.",
 )
 @click.option(
-    "--prompts", type=click.Path(path_type=Path), help="Prompts of your own beside ours, one a line."
+    "--prompts",
+    type=click.Path(path_type=Path),
+    help="Prompts of your own beside ours, one a line, of 320 tokens at most.",
 )
 @click.option(
     "--vocab",

@@ -15,6 +15,7 @@ from hexgraft.host.cli.demo_prompts import PROMPTS
 from hexgraft.host.cpu_session import CpuSession
 from hexgraft.host.lab.prompts import LAB_PROMPTS
 from hexgraft.host.session import causal
+from hexgraft.host.text import TextCodec
 from hexgraft.models.attention import CHOSEN, STACKED
 from hexgraft.models.errors import UsageError
 
@@ -25,6 +26,7 @@ from hexgraft.export.train.generate import Plan, generate_wave, wave_path, waves
 from hexgraft.export.train.seeds import Request, fixed_prompts, read_prompts, requests, sums  # noqa: E402
 from hexgraft.export.train.texts import TextBatch  # noqa: E402
 from hexgraft.export.train.torch_graph import TorchGraph  # noqa: E402
+from hexgraft.export.train.whole_prompts import Prompts  # noqa: E402
 from hexgraft.export.writer import ExportOptions  # noqa: E402
 
 PROMPT_IDS = ([5, 9, 40, 41, 7], [11, 8, 30, 31, 32, 33, 34, 20])
@@ -56,7 +58,7 @@ def logits_of(session: CpuSession, ids: list[int]) -> NDArray[np.float32]:
 
 def wave(bundle: Bundle, plan: Plan, number: int = 0) -> bytes:
     graph = TorchGraph(bundle, dtype=torch.float32)
-    asked = next(islice(waves(plan), number, None))
+    asked = next(islice(waves(plan, lambda message: True), number, None))
     return generate_wave(graph, plan, number, asked, encode, [0], lambda count: None)
 
 
@@ -136,6 +138,27 @@ def test_requests_are_mostly_greedy_and_the_same_for_a_seed() -> None:
     assert first == list(islice(requests(5, ("mine",)), 2000))
     assert first != list(islice(requests(6, ("mine",)), 2000))
     assert 0.7 < np.mean([request.temperature == 0 for request in first]) < 0.8
+
+
+def test_prompts_are_whole_or_left_out(bundle: Bundle) -> None:
+    """A cut one would lack its question and the assistant's turn."""
+    long = "Count these: " + "a b c d e f g " * 40
+    prompts = Prompts(bundle, 120, (long, "Why?"))
+    codec = TextCodec(bundle)
+    whole = codec.encode_chat([{"role": "user", "content": long}])
+    assert len(whole) > 120
+    assert prompts.encode(long) == whole
+    asked = next(waves(Plan(3, (), texts=6000, extra=(long, "Why?")), prompts.fits))
+    assert all(len(prompts.encode(request.message)) <= 120 for request in asked)
+    messages = {request.message for request in asked}
+    assert "Why?" in messages
+    assert long not in messages
+    assert long in prompts.left_out
+    with pytest.raises(UsageError, match="none of the 1 prompts of --prompts fits in 120 tokens") as raised:
+        Prompts(bundle, 120, (long,))
+    assert raised.value.hint == "shorten them, or leave out --prompts"
+    with pytest.raises(UsageError, match="no prompt fits in the 4 tokens that answers leave for it"):
+        Prompts(bundle, 4)
 
 
 def test_prompts_of_a_file(tmp_path: Path) -> None:
