@@ -30,14 +30,15 @@ _PROBES = ("a", "The", "1", " x", "\n", "\n\n", ".", "é", "/", '"', "<")
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a cache was computed, as far as its numbers depend on it: the bundle's digest, the backend and
-    its provider, the graph's precision, `--widths`, "any" where passes are not padded, and `--threads`, by
-    which a runtime cuts its sums."""
+    its provider, the graph's precision, `--widths`, "any" where passes are not padded, `--threads`, by which
+    a runtime cuts its sums, and on an NPU the chip whose build runs."""
 
     bundle: str
     provider: str
     precision: str
     widths: str
     threads: int = 0
+    soc: str = ""
 
     @classmethod
     def of(
@@ -48,13 +49,40 @@ class Place:
         provider: str = "cpu",
         precision: str | None = None,
         threads: int = 0,
+        soc: str | None = None,
     ) -> Place:
-        """Of the target, by the names `--backend`, `--widths`, `--provider`, `--precision` and `--threads`
-        have them."""
-        away = backend in ("runner", "device")
-        precision = precision or bundle.graph("target", provider if away else backend).precision
-        name = f"{backend} {provider}" if away else backend
-        return cls(bundle.digest, name, precision, widths or "any", threads)
+        """Of the target, by the names `--backend`, `--widths`, `--provider`, `--precision`, `--threads` and
+        `--soc` have them; of several builds for an NPU the first that fits, as sessions choose."""
+        name = f"{backend} {provider}" if backend in ("runner", "device") else backend
+        builds = builds_for(bundle, backend, provider, soc, precision)
+        if builds:
+            soc, precision = builds[0]
+        precision = precision or bundle.graph("target", _graphs_for(backend, provider)[0]).precision
+        return cls(bundle.digest, name, precision, widths or "any", threads, soc or "")
+
+
+def builds_for(
+    bundle: Bundle, backend: str, provider: str, soc: str | None, precision: str | None
+) -> list[tuple[str, str]]:
+    """Chip and precision of the builds for an NPU that a backend may run, of those asked for."""
+    kinds = _graphs_for(backend, provider)
+    found = [
+        (graph.htp.soc, graph.precision)
+        for graph in bundle.target.graphs
+        if graph.provider in kinds
+        and graph.htp is not None
+        and soc in (None, graph.htp.soc)
+        and precision in (None, graph.precision)
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _graphs_for(backend: str, provider: str) -> tuple[str, ...]:
+    """The kinds of graphs that a backend may load: phones the NPU's own, and the emulator's where they are
+    loopback phones."""
+    if backend in ("runner", "device") and provider == "htp":
+        return ("htp", "htp-sim") if backend == "device" else ("htp-sim",)
+    return (provider,) if backend in ("runner", "device") else (backend,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +162,7 @@ def write_prefix(path: Path, prefix: Prefix) -> None:
         "precision": place.precision,
         "widths": place.widths,
         "threads": str(place.threads),
+        "soc": place.soc,
         "system": prefix.system,
     }
     write_whole(path, save(tensors, metadata))
@@ -197,6 +226,12 @@ def _check_place(path: Path, metadata: dict[str, str], place: Place) -> None:
         if metadata.get(name) != getattr(place, name):
             ours, theirs = (str(text)[:16] for text in (getattr(place, name), metadata.get(name)))
             raise HexgraftError(f"{path} was baked with another {what}: {theirs}, not {ours}", _HINT)
+    chip = metadata.get("soc", "")  # of old, files did not say
+    if chip != place.soc:
+        raise HexgraftError(
+            f"{path} was baked with another chip's build: {chip or 'unknown'}, not {place.soc}",
+            f"give --soc {chip} here too, or {_HINT}" if chip else _HINT,
+        )
     theirs = metadata.get("widths", "unknown")
     if theirs != place.widths:
         with_theirs = f"--widths {theirs}" if theirs != "any" else "no --widths"

@@ -152,6 +152,8 @@ class DeviceSession(RunnerSession):
             raise self._runner.decoded(error) from error
         self.spec = replace(self.spec, provider="device" if provider == "cpu" else f"device-{provider}")
         self._place: DevicePlace | None = place
+        self.build: Build | None = place.build
+        """The build for the NPU that runs, None on the CPU."""
         self._identity = (
             *(place.bundle.digest, role, provider, place.build, place.release.folder.digest),
             *(self.spec.widths, whole, threads),

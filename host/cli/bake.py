@@ -12,12 +12,12 @@ from hexgraft.host.cli.console import print_json, say
 from hexgraft.host.cli.options import (
     open_checked,
     open_role,
-    place_of,
     session_options,
     system_options,
     take_system,
     verify_option,
 )
+from hexgraft.host.cli.place import place_of
 from hexgraft.host.drafters.head import HeadModel
 from hexgraft.host.prefix import bake as bake_prefix
 from hexgraft.host.prefix import has_head, system_tokens, write_prefix
@@ -35,7 +35,8 @@ from hexgraft.models.errors import UsageError
 def bake(bundle: Path, output: Path, as_json: bool, **options: Any) -> None:
     """Compute the cache of a system message once, for `run` and `chat` to load with --baked.
 
-    The file fits this very bundle, backend, --widths and --threads, and no other.
+    The file fits this very bundle, backend, --widths and --threads, on an NPU also chip and precision, and no
+    other.
 
     \b
     Example:
@@ -50,7 +51,8 @@ def bake(bundle: Path, output: Path, as_json: bool, **options: Any) -> None:
     tokens = system_tokens(TextCodec(opened), system)
     session = open_role(opened, "target", options)
     reader = HeadModel(open_role(opened, "draft", options), opened) if has_head(opened) else None
-    write_prefix(output, bake_prefix(session, tokens, system, place_of(opened, options), reader))
+    place = place_of(opened, options, session)
+    write_prefix(output, bake_prefix(session, tokens, system, place, reader))
     size = output.stat().st_size
     if as_json:
         print_json({"prefix": str(output), "bundle": opened.digest, "tokens": len(tokens), "bytes": size})

@@ -22,7 +22,6 @@ from hexgraft.host.cli.options import (
     answer_text,
     baked_option,
     draft_options,
-    open_baked,
     open_checked,
     open_decoder,
     sampling_options,
@@ -31,6 +30,7 @@ from hexgraft.host.cli.options import (
     take_system,
     verify_option,
 )
+from hexgraft.host.cli.place import open_baked
 from hexgraft.host.cli.tuned import tuned_option
 from hexgraft.host.conversation import Conversation
 from hexgraft.host.prefix import restore

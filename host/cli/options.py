@@ -12,19 +12,19 @@ from typing import Any
 import click
 
 from hexgraft.host.adb.phone import ROOT
-from hexgraft.host.adb.session import PROVIDERS, DeviceOptions
+from hexgraft.host.adb.session import PROVIDERS
 from hexgraft.host.backends import BACKENDS, open_session, parse_width_option
 from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.cli.authors import take_authors
 from hexgraft.host.cli.console import bytes_progress
 from hexgraft.host.cli.given_text import read_text
-from hexgraft.host.cli.phone_options import build_options, refuse_unused, soc_model
+from hexgraft.host.cli.phone_options import build_options, refuse_unused
+from hexgraft.host.cli.place import phone_of, place_of
 from hexgraft.host.cli.tuned import Draft, site_of, tuned_drafter, wants_tuned
 from hexgraft.host.decode import DecodeOptions, Decoder
 from hexgraft.host.drafters.base import Drafter
 from hexgraft.host.drafters.knobs import TableKnobs, parse_knobs
 from hexgraft.host.drafters.registry import DRAFTERS, PLAIN, WITHOUT_MODEL, default_drafter, make_drafter
-from hexgraft.host.prefix import Place, Prefix, read_prefix
 from hexgraft.host.sampling import Sampling
 from hexgraft.host.session import Session
 from hexgraft.host.stop_strings import AnswerText
@@ -248,14 +248,6 @@ def open_role(bundle: Bundle, role: str, options: dict[str, Any]) -> Session:
                 bar = stack.enter_context(bytes_progress())
             bar(what, done, total)
 
-        phone = DeviceOptions(
-            options["serial"],
-            options["root"],
-            options["provider"],
-            stay_awake=not options["no_stay_awake"],
-            progress=pushing,
-            soc_model=soc_model,
-        )
         return open_session(
             bundle,
             role,
@@ -266,23 +258,8 @@ def open_role(bundle: Bundle, role: str, options: dict[str, Any]) -> Session:
             provider=options["provider"],
             soc=options["soc"],
             precision=options["precision"],
-            phone=phone,
+            phone=replace(phone_of(options), progress=pushing),
         )
-
-
-def place_of(bundle: Bundle, options: dict[str, Any]) -> Place:
-    """Where the target's cache is computed, by the options of `session_options`."""
-    widths = options["widths"]
-    if widths not in (None, "bundle"):
-        widths = ",".join(map(str, parse_width_option(widths, bundle) or ()))
-    names = (options["backend"], widths, options["provider"], options["precision"], options["threads"])
-    return Place.of(bundle, *names)
-
-
-def open_baked(bundle: Bundle, options: dict[str, Any]) -> Prefix | None:
-    """The prefix of `baked_option`, checked against the bundle and where it runs."""
-    path: Path | None = options["baked"]
-    return None if path is None else read_prefix(path, bundle, place_of(bundle, options))
 
 
 def answer_text(bundle: Bundle, codec: TextCodec, options: dict[str, Any]) -> AnswerText:
@@ -311,7 +288,7 @@ def open_decoder(bundle: Bundle, codec: TextCodec, answer: AnswerText, options: 
     target = open_role(bundle, "target", options)
     draft = None
     if wants_tuned(options):
-        site = site_of(place_of(bundle, options), options["threads"], target)
+        site = site_of(place_of(bundle, options, target), options["threads"], target)
         draft = tuned_drafter(bundle, site, target, open_draft, sampling)
     draft = draft or Draft(
         make(),

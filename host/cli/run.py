@@ -18,7 +18,6 @@ from hexgraft.host.cli.options import (
     answer_text,
     baked_option,
     draft_options,
-    open_baked,
     open_checked,
     open_decoder,
     sampling_options,
@@ -27,6 +26,7 @@ from hexgraft.host.cli.options import (
     take_system,
     verify_option,
 )
+from hexgraft.host.cli.place import open_baked
 from hexgraft.host.cli.recovery import Recovery
 from hexgraft.host.cli.tracing import Tracing, candidates_wanted, trace_option
 from hexgraft.host.cli.tree_view import draw_round

@@ -18,12 +18,12 @@ from hexgraft.host.cli.lab import encoder, take_drafters, take_prompts
 from hexgraft.host.cli.options import (
     open_checked,
     open_role,
-    place_of,
     sampling_options,
     session_options,
     take_sampling,
     verify_option,
 )
+from hexgraft.host.cli.place import place_of
 from hexgraft.host.cli.tune_report import show_chosen, show_foreseen
 from hexgraft.host.cli.tuned import site_of
 from hexgraft.host.cli.typed import typed_options
@@ -90,7 +90,7 @@ def tune(bundle: Path, **options: Any) -> None:
     Passes are measured (as `hexgraft bench` does), every drafter and tree is tried on plainly decoded
     prompts, the best drafters are probed, and the best few trees are run beside plain decoding. Plain
     decoding is chosen where no tree brings 5 % or more. A choice holds for this bundle, backend, machine or
-    phone, and temperature.
+    phone, on an NPU chip and precision, and temperature.
 
     \b
     Examples:
@@ -142,7 +142,7 @@ def tune(bundle: Path, **options: Any) -> None:
     path = None
     try:
         if not options["no_write"]:
-            site = site_of(place_of(opened, options), options["threads"], kitchen.target)
+            site = site_of(place_of(opened, options, kitchen.target), options["threads"], kitchen.target)
             path = write_choice(site, profile, verdict.choice)
     finally:  # what took minutes is shown even where it cannot be kept
         show_chosen(kitchen.search, guesses, verdict, path, as_json=options["as_json"])

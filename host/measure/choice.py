@@ -65,7 +65,7 @@ class Tuned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a choice holds: place and bundle, CPU threads, and the machine or phone."""
+    """Where a choice holds: place and bundle, with an NPU's chip, CPU threads, and the machine or phone."""
 
     place: Place
     threads: int
@@ -74,7 +74,9 @@ class Site:
     @property
     def path(self) -> Path:
         """The file of the choices, whether or not it exists."""
-        words = (self.place.provider, self.place.precision, self.place.widths, self.threads, self.identity)
+        place = self.place
+        words = [place.provider, place.precision, place.widths, self.threads, self.identity]
+        words += [place.soc] if place.soc else []
         key = hashlib.sha256("\n".join(map(str, words)).encode()).hexdigest()
         return _folder() / f"{self.place.bundle[:16]}-{key[:12]}.json"
 

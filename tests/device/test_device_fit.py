@@ -26,10 +26,15 @@ from hexgraft.host.adb.fit import (
     graphs_for,
     qairt_release,
 )
+from hexgraft.host.adb.phone import ROOT
+from hexgraft.host.adb.release import Release
 from hexgraft.host.adb.session import DeviceOptions, open_device_session
+from hexgraft.host.adb.store import Folder
 from hexgraft.host.bundle import Bundle, open_bundle
+from hexgraft.host.cli.place import place_of
 from hexgraft.host.decode import DecodeOptions, Decoder
 from hexgraft.host.htp.session import HtpSession
+from hexgraft.host.loopback.device import LoopbackDevice
 from hexgraft.host.loopback.phone import PHONES
 from hexgraft.host.manifest import FileEntry, GraphEntry, HtpEntry
 from hexgraft.host.session import Session
@@ -172,16 +177,37 @@ def test_releases_of_libraries(bundle: Bundle, tmp_path: Path) -> None:
     check_release(both, "cpu", {"libQnnHtpV75Stub.so": other})
 
 
-def test_a_bundle_for_another_chip_does_not_move(bundle: Bundle, connect: Connect) -> None:
-    device = connect()
+def be_android(device: LoopbackDevice) -> None:
     device.sandbox.path("/system/bin").mkdir(parents=True)
     device.sandbox.path("/system/bin/linker64").write_bytes(b"")
     device.sandbox.folder.joinpath("bin", "uname").write_text("#!/bin/sh\necho aarch64\n")
     device.sandbox.folder.joinpath("bin", "uname").chmod(0o755)
+
+
+def test_a_bundle_for_another_chip_does_not_move(bundle: Bundle, connect: Connect) -> None:
+    device = connect()
+    be_android(device)
     before = device.link.received
     with pytest.raises(Unfit, match=r"is compiled for SM8750, the phone .* has SM8650"):
         open_device_session(compiled(bundle, ("SM8750", 69)), "target", DeviceOptions(provider="htp"))
     assert device.link.received - before < 10_000
+
+
+def test_the_phone_says_which_build_a_prefix_is_for(
+    bundle: Bundle, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a bundle has several and none was asked for; nothing is pushed for that."""
+    release = Release(ANDROID, Folder("runners", "0" * 64, {}), qnn=True)
+    monkeypatch.setattr("hexgraft.host.adb.session.find_release", lambda *args, **kwargs: release)
+    device = connect()
+    be_android(device)
+    names = ("widths", "soc", "precision", "no_stay_awake")
+    options = dict.fromkeys(names) | {"serial": device.serial, "root": ROOT, "threads": 0}
+    options |= {"backend": "device", "provider": "htp"}
+    both = compiled(bundle, ("SM8750", 69), ("SM8650", 57))
+    before = device.link.received
+    assert (place_of(both, options).soc, place_of(both, options | {"soc": "SM8650"}).soc) == ("SM8650",) * 2
+    assert device.link.received - before < 20_000
 
 
 def test_a_phone_without_an_npu(bundle: Bundle, connect: Connect) -> None:

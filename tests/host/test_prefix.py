@@ -3,6 +3,7 @@ fit."""
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from hexgraft.host.cpu_session import CpuSession
 from hexgraft.host.decode import DecodeOptions, Decoder
 from hexgraft.host.drafters.base import NoDraft
 from hexgraft.host.drafters.registry import make_drafter
-from hexgraft.host.prefix import Place, bake, read_prefix, restore, system_tokens, write_prefix
+from hexgraft.host.manifest import GraphEntry, HtpEntry
+from hexgraft.host.prefix import Place, bake, builds_for, read_prefix, restore, system_tokens, write_prefix
 from hexgraft.host.sampling import Sampling
 from hexgraft.host.session import CacheRows
 from hexgraft.host.text import TextCodec
@@ -145,6 +147,7 @@ def test_an_existing_file_is_kept(bundle: Bundle, place: Place, file: Path) -> N
         ({"provider": "phone"}, "was baked with another backend: phone, not cpu"),
         ({"precision": "fp16"}, "was baked with another precision: fp16, not fp32"),
         ({"widths": "1,8"}, "was baked with other pass widths: 1,8, not any"),
+        ({"soc": "SM8650"}, "was baked with another chip's build: SM8650, not "),
     ],
 )
 def test_a_prefix_of_another_place_is_refused(
@@ -155,6 +158,44 @@ def test_a_prefix_of_another_place_is_refused(
     with pytest.raises(HexgraftError, match=message) as caught:
         read_prefix(other, bundle, place)
     assert "hexgraft bake" in str(caught.value.hint)
+
+
+def test_chips_and_precisions_have_places_of_their_own(bundle: Bundle) -> None:
+    """The first build that fits what was asked for, as sessions choose; the CPU's place has no chip."""
+    manifest = copy.deepcopy(bundle.manifest)
+    for soc, provider, precision in (
+        ("SM8650", "htp", "fp16"),
+        ("SM8650", "htp", "w8a16"),
+        ("SM8750", "htp", "w8a16"),
+        ("SM8750", "htp-sim", "w8a16"),
+        ("SM8650", "htp-sim", "fp16"),
+    ):
+        entry = HtpEntry(soc, 57, 75, "2.51.0", "x.bin")
+        manifest.target.graphs.append(GraphEntry("x.onnx", provider, precision, 8, 64, entry))
+    several = Bundle(bundle.path, manifest, bundle.digest)
+
+    def place(backend: str, soc: str | None = None, precision: str | None = None) -> tuple[str, str]:
+        found = Place.of(several, backend, None, "cpu" if backend == "cpu" else "htp", precision, 0, soc)
+        return found.soc, found.precision
+
+    assert place("cpu") == ("", "fp32")
+    assert place("htp-sim") == place("runner") == ("SM8750", "w8a16")
+    assert place("htp-sim", "SM8650") == ("SM8650", "fp16")
+    assert place("runner", precision="fp16") == ("SM8650", "fp16")
+    assert place("device") == ("SM8650", "fp16")
+    assert place("device", "SM8750") == ("SM8750", "w8a16")
+    assert place("device", "SM8650", "w8a16") == ("SM8650", "w8a16")
+    assert builds_for(several, "device", "htp", None, "w8a16") == [("SM8650", "w8a16"), ("SM8750", "w8a16")]
+
+
+def test_prefixes_of_old_name_no_chip(bundle: Bundle, place: Place, file: Path) -> None:
+    """They stand where there is none, and count as of another where there is one."""
+    metadata = {name: value for name, value in metadata_of(file).items() if name != "soc"}
+    save_file(load_file(file), file, metadata)
+    assert read_prefix(file, bundle, place).place == place
+    with pytest.raises(HexgraftError, match="another chip's build: unknown, not SM8650") as caught:
+        read_prefix(file, bundle, replace(place, soc="SM8650"))
+    assert str(caught.value.hint).startswith("bake it again")
 
 
 def metadata_of(file: Path) -> dict[str, str]:

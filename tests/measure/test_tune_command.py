@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -193,6 +195,20 @@ def test_choices_by_temperature_stand_beside_each_other(bundle: Bundle) -> None:
         choice = tuned.at(temperature)
         assert choice is not None
         assert choice.setting == Setting("levels", size)
+
+
+def test_what_was_chosen_for_one_chip_is_not_another_s(bundle: Bundle) -> None:
+    """Of several builds in one bundle each has choices of its own; the CPU's are found where they were."""
+    cpu = Place.of(bundle, "cpu", None)
+    chips = [replace(cpu, provider="htp-sim", soc=soc) for soc in ("SM8650", "SM8750")]
+    sites = [Site(place, 0, "here") for place in (cpu, *chips)]
+    assert len({site.path for site in sites}) == 3
+    words = (cpu.provider, cpu.precision, cpu.widths, 0, "here")
+    key = hashlib.sha256("\n".join(map(str, words)).encode()).hexdigest()[:12]
+    assert sites[0].path.name.endswith(f"-{key}.json")
+    write_choice(sites[1], shaped_profile("flat"), Choice(0.0, None, 64, 1.0, 1.0, 1.0, 1.0, 1.0))
+    assert read_tuned(sites[1]) is not None
+    assert read_tuned(sites[2]) is None
 
 
 def test_a_damaged_choice_counts_as_none(bundle: Bundle, state: Path) -> None:
