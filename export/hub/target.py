@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from hexgraft.export.htp.soc import Soc, soc_table
+from hexgraft.host.hub.book import JobEntry
 from hexgraft.host.hub.service import HostedDevice
 from hexgraft.models.errors import UsageError
 
@@ -54,6 +55,33 @@ def device_for(devices: Sequence[HostedDevice], soc: Soc) -> HostedDevice:
             f"AI Hub has no device with {soc.title}", "hexgraft hub devices lists them and their chips"
         )
     return min(same, key=lambda device: ("proxy" in device.name.lower(), device.name, device.os))
+
+
+def devices_for(devices: Sequence[HostedDevice], name: str | None, soc: Soc | None) -> list[HostedDevice]:
+    """The devices that may do what is asked of one with this name, or with this chip."""
+    return [
+        device
+        for device in devices
+        if (name is None or device.name.lower() == name.lower()) and (soc is None or soc_of(device) == soc)
+    ]
+
+
+def device_again(
+    chosen: HostedDevice,
+    devices: Sequence[HostedDevice],
+    jobs: Iterable[JobEntry],
+    say: Callable[[str], None],
+) -> HostedDevice:
+    """The one of `devices` that did the last of some jobs, else the `chosen` one. Jobs go by their device:
+    on another, which AI Hub lists since, they would be paid for again."""
+    for entry in reversed(list(jobs)):
+        same = [d for d in devices if d.name == entry.device and entry.os in ("", d.os)]
+        if same:
+            again = chosen if chosen in same else min(same, key=lambda device: device.os)
+            if again != chosen:
+                say(f"taking {again.title}, which has jobs of an earlier run, and not {chosen.title}")
+            return again
+    return chosen
 
 
 def find_targets(

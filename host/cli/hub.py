@@ -14,7 +14,7 @@ from rich.table import Table
 
 from hexgraft.export.htp.soc import find_soc
 from hexgraft.export.hub.parity import HostedRow, hosted_parity
-from hexgraft.export.hub.target import find_device, soc_of
+from hexgraft.export.hub.target import device_again, devices_for, find_device, soc_of
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cli.console import print_json, say, stdout
 from hexgraft.host.cli.options import open_checked, verify_option
@@ -105,7 +105,8 @@ class _Bench:
 
     def __init__(self, bundle: Bundle, desk: Desk, name: str, soc: str | None, precision: str | None) -> None:
         self.bundle, self.desk = bundle, desk
-        self.device = find_device(desk.service.devices(), name)
+        listed, jobs = desk.service.devices(), desk.book.jobs.values()
+        self.device = device_again(find_device(listed, name), devices_for(listed, name, None), jobs, say)
         chip = soc_of(self.device)
         self.chip = chip.title if chip else ""
         roles = ["target", *(["draft"] if bundle.draft else [])]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,14 @@ from rich.table import Table
 
 from hexgraft.export.htp.soc import find_socs
 from hexgraft.export.hub.compile import HubCompiler, PlannedJob
-from hexgraft.export.hub.target import HubTarget, choose_release, find_targets, short_version
+from hexgraft.export.hub.target import (
+    HubTarget,
+    choose_release,
+    device_again,
+    devices_for,
+    find_targets,
+    short_version,
+)
 from hexgraft.host.cli.console import print_json, say, stdout
 from hexgraft.host.cli.typed import typed_options
 from hexgraft.host.htp.qnn import MODULE, qairt_version, require_qnn
@@ -47,19 +54,27 @@ def hub_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass
 class HubPlan:
-    """An export through AI Hub: with whom, for what, and afterwards what a dry run found."""
+    """An export through AI Hub: with whom, for what, and afterwards what a dry run found. `devices` are those
+    that may stand for each chip."""
 
     service: Service | None
     target: HubTarget
+    devices: dict[str, list[HostedDevice]]
     dry: bool
     made: HubCompiler | None = None
 
     def compiler(self, folder: Path) -> HubCompiler:
-        """The compiler, its job book in `folder`."""
-        desk = None
+        """The compiler, its job book in `folder`; its devices are those of the jobs in there."""
+        desk, target = None, self.target
         if self.service is not None:
             desk = Desk(self.service, JobBook(folder, self.service.address), say)
-        self.made = HubCompiler(desk, self.target, say, self.dry)
+            jobs = desk.book.jobs.values()
+            again = {
+                soc: device_again(chosen, self.devices[soc], jobs, say)
+                for soc, chosen in target.devices.items()
+            }
+            target = replace(target, devices=again)
+        self.made = HubCompiler(desk, target, say, self.dry)
         return self.made
 
     def show(self, as_json: bool) -> None:
@@ -94,9 +109,12 @@ def take_hub(options: dict[str, Any]) -> HubPlan | None:
     service = _service(dry and name is None)
     if service is None:
         devices = {soc.name: HostedDevice(f"any with {soc.name}", "") for soc in socs}
+        fitting: dict[str, list[HostedDevice]] = {}
         offered: list[tuple[str, bool]] = []
     else:
-        socs, devices = find_targets(service.devices(), name, socs)
+        listed = service.devices()
+        socs, devices = find_targets(listed, name, socs)
+        fitting = {soc.name: devices_for(listed, name, soc) for soc in socs}
         offered = service.releases()
     here = qairt_version() if importlib.util.find_spec(MODULE) else None
     asked, words = choose_release(offered, qairt, here)
@@ -106,7 +124,7 @@ def take_hub(options: dict[str, Any]) -> HubPlan | None:
     options["host_widths"] = options["host_widths"] or "none"
     if options["host_widths"] != "none":
         _check_emulator(words)
-    return HubPlan(service, HubTarget(devices, asked), dry)
+    return HubPlan(service, HubTarget(devices, asked), fitting, dry)
 
 
 def _service(optional: bool) -> Service | None:

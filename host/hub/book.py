@@ -18,7 +18,7 @@ BOOK = "hub-jobs.json"
 
 class JobEntry(msgspec.Struct, forbid_unknown_fields=True):
     """One job. `job_id` is empty between the intention to submit it and the answer that it was; `model_id`
-    is what it made, once it is done."""
+    is what it made, once it is done. `os` is the device's system, "" where an old book does not say."""
 
     kind: str
     name: str
@@ -27,6 +27,7 @@ class JobEntry(msgspec.Struct, forbid_unknown_fields=True):
     job_id: str = ""
     url: str = ""
     model_id: str = ""
+    os: str = ""
 
 
 class UploadEntry(msgspec.Struct, forbid_unknown_fields=True):

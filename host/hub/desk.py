@@ -94,7 +94,7 @@ class Desk:
         entry = self._take_up(wish)
         if entry is not None:
             return entry.job_id
-        entry = JobEntry(wish.kind, wish.name, wish.device.name, wish.options)
+        entry = JobEntry(wish.kind, wish.name, wish.device.name, wish.options, os=wish.device.os)
         self.book.jobs[wish.key] = entry
         ids = models()
         self.book.save()  # before it is sent: whatever happens then, it is looked for by its name

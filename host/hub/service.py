@@ -75,6 +75,11 @@ class HostedDevice:
         return f"{(self.values('os') or [''])[0].capitalize()} {self.os}".strip()
 
     @property
+    def title(self) -> str:
+        """Its name and system, as messages tell it."""
+        return f"{self.name} ({self.system})"
+
+    @property
     def soc_model(self) -> int | None:
         """QAIRT's number of its chip."""
         numbers = [int(value) for value in self.values("soc-model") if value.isdigit()]

@@ -6,6 +6,7 @@ import errno
 import json
 from pathlib import Path
 
+import hub_http
 import pytest
 from command import error_of, hexgraft, last_error_of
 from heads import write_head
@@ -128,6 +129,20 @@ def test_profile_times_every_graph_and_writes_what_the_tuner_reads(
     assert json.loads(again.stdout) == json.loads((tmp_path / "phone.json").read_text(encoding="utf-8"))
     assert len(account.of_kind("inference_job")) == 8
     assert again.stderr.count("of an earlier run is done") == 8
+
+
+def test_figures_stay_those_of_the_system_they_were_taken_on(
+    bundle: Path, account: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AI Hub lists the device with a newer system since; a second profile job each would be paid."""
+    first = hexgraft("hub", "profile", bundle, *PHONE, "--json")
+    newer = ("Samsung Galaxy S24", "15", 57, "v75", "sm8650", True)
+    monkeypatch.setattr(hub_http, "DEVICES", (*hub_http.DEVICES, newer))
+    again = hexgraft("hub", "profile", bundle, *PHONE, "--json")
+    assert (again.exit_code, again.stdout) == (0, first.stdout)
+    assert len(account.of_kind("inference_job")) == 2
+    taken = "taking Samsung Galaxy S24 (Android 14), which has jobs of an earlier run, and not "
+    assert f"{taken}Samsung Galaxy S24 (Android 15)" in again.stderr
 
 
 def test_a_width_that_fails_is_left_out_of_a_profile(pair: Path, account: HubServer, tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import hub_http
 import pytest
 from command import error_of, hexgraft, last_error_of, spawn
 from hub_service import ONCE, Fault, HubServer, fail_once, kinds
@@ -269,6 +271,57 @@ def test_a_damaged_book_is_named(account: HubServer, export: tuple[str, ...], tm
     message, hint = error_of(hexgraft(*export))
     assert "is not a job book" in message
     assert "remove it" in hint
+
+
+NEW = ("Aphone 1", "14", 57, "v75", "sm8650", True)
+LATER = ("Samsung Galaxy S24", "15", 57, "v75", "sm8650", True)
+
+
+@pytest.mark.parametrize(
+    ("option", "since", "old_book", "told"),
+    [
+        (("--soc", "SM8650"), NEW, False, True),
+        (("--soc", "SM8650"), NEW, True, True),
+        (("--soc", "SM8650"), LATER, False, False),
+        (("--soc", "SM8650"), LATER, True, False),
+        (("--device", "samsung galaxy s24"), NEW, False, False),
+        (("--device", "samsung galaxy s24"), LATER, False, True),
+    ],
+)
+def test_jobs_go_on_where_they_are_whatever_is_listed_since(
+    option: tuple[str, str],
+    since: tuple[Any, ...],
+    old_book: bool,
+    told: bool,
+    account: HubServer,
+    export: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another device would be taken for the chip then, or a newer system of the one that is named. Books of
+    old do not say which system it was."""
+    place = (*export[:-2], *option)
+    fail_once(account, "^hexgraft target sm8650", "no", *place)
+    book = tmp_path / ".b.unfinished" / BOOK
+    pages = json.loads(book.read_text())
+    assert [job.pop("os") for job in pages["jobs"].values()] == ["14"] * 3
+    if old_book:
+        book.write_text(json.dumps(pages))
+    monkeypatch.setattr(hub_http, "DEVICES", (since, *hub_http.DEVICES))
+    done = hexgraft(*place)
+    assert done.exit_code == 0, done.stderr
+    assert kinds(account) == {"compile": 2, "link": 2, "upload": 2}
+    assert ("taking Samsung Galaxy S24 (Android 14), which has jobs of an earlier run" in done.stderr) == told
+
+
+def test_jobs_of_a_device_that_is_gone_are_made_on_another(
+    account: HubServer, export: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_once(account, "^hexgraft target sm8650", "no", *export)
+    monkeypatch.setattr(hub_http, "DEVICES", (NEW, *hub_http.DEVICES[1:]))
+    done = hexgraft(*export)
+    assert done.exit_code == 0, done.stderr
+    assert kinds(account) == {"compile": 4, "link": 2, "upload": 2}
 
 
 def test_a_changed_model_is_another_upload(account: HubServer, tmp_path: Path) -> None:
