@@ -10,6 +10,7 @@ import msgspec
 from hexgraft.host.adb.device_runner import DeviceRunner, running
 from hexgraft.host.adb.errors import ConnectionLost, DeviceError, NoAdb, NoDevice
 from hexgraft.host.adb.facts import PhoneFacts, gather
+from hexgraft.host.adb.needs import HINT, lacking, missing_commands
 from hexgraft.host.adb.phone import Phone, open_phone
 from hexgraft.host.adb.push import megabytes
 from hexgraft.host.adb.release import Release, find_release
@@ -83,6 +84,7 @@ def check_phone(serial: str | None, root: str, chip: Callable[[PhoneFacts], str 
     android = f"Android {facts.android} (API {facts.api})" if facts.android else facts.target
     yield Finding("phone", OK, f"{facts.manufacturer} {facts.model}, {android}, {facts.serial}".strip())
     yield from _npu(phone, facts, chip)
+    yield from _commands(phone)
     yield from _folder(phone, facts)
     yield from _state(facts)
     release, missing = _present(phone, facts)
@@ -135,6 +137,13 @@ def _denials(phone: Phone) -> Findings:
     what = re.search(r"denied\s+\{ ([^}]+) \}.*?(?:name|path)=\"([^\"]+)\"", ours[-1])
     said = f"denied `{what[1].strip()}` on {what[2]}" if what else ours[-1].strip()
     yield Finding("SELinux", WARNING, said, "if a run on the NPU fails, this is why: use --provider cpu")
+
+
+def _commands(phone: Phone) -> Findings:
+    if missing := missing_commands(phone):
+        yield Finding("commands", FAILED, lacking(phone, missing), HINT)
+    else:
+        yield Finding("commands", OK, "all that files are moved with")
 
 
 def _folder(phone: Phone, facts: PhoneFacts) -> Findings:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hexgraft.host.adb.errors import CommandFailed, ConnectionLost, TransferFailed
+from hexgraft.host.adb.needs import check_commands
 from hexgraft.host.adb.phone import Phone
 from hexgraft.host.adb.push import STALL
 from hexgraft.host.adb.shell import LOST_HINT, quote
@@ -67,12 +68,13 @@ class Puller:
         """Bytes that came over the link."""
 
     def pull(self, file: RunFile) -> Path:
-        """The file in the folder. Raises TransferFailed, ConnectionLost once the retries are used up, and
-        UsageError where something else has its name."""
+        """The file in the folder. Raises NoDevice for a phone that lacks a command, TransferFailed,
+        ConnectionLost once the retries are used up, and UsageError where something else has its name."""
         target, part = self.folder / file.name, self.folder / (file.name + ".part")
         left = self._retries
         while True:
             try:
+                check_commands(self.phone)
                 digest = self._digest(file)
                 if target.is_file() and _digest(target) == digest:
                     return target

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from hexgraft.host.adb.claim import Claim
 from hexgraft.host.adb.errors import ConnectionLost, NoSpace, TransferFailed
 from hexgraft.host.adb.facts import free_space
+from hexgraft.host.adb.needs import check_commands
 from hexgraft.host.adb.phone import Phone
 from hexgraft.host.adb.shell import LOST_HINT, Completed, ShellStream, quote
 from hexgraft.host.adb.store import HASH_TIMEOUT, Folder, Piece, Store
@@ -88,8 +89,9 @@ class Pusher:
         self.pushed = Pushed()
 
     def push(self, folder: Folder) -> Pushed:
-        """Make `folder` whole on the phone. Raises Busy where another command is at it, NoSpace before
-        anything moves, TransferFailed, ConnectionLost once the retries are used up."""
+        """Make `folder` whole on the phone. Raises NoDevice for one that lacks a command, Busy where another
+        command is at it, NoSpace before anything moves, TransferFailed, ConnectionLost once the retries are
+        used up."""
         start = time.monotonic()
         left, mark, self._arrived = self._retries, 0, 0
         while True:
@@ -110,6 +112,7 @@ class Pusher:
         if self.store.is_whole(folder):
             self.pushed.kept = folder.size
             return
+        check_commands(self.phone)
         with self._claim.hold():
             if not self.store.is_whole(folder):  # another command may just have made it so
                 self._fill(folder)
