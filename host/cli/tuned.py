@@ -20,6 +20,7 @@ from hexgraft.host.measure.tune import adapt, sizes_of
 from hexgraft.host.prefix import Place
 from hexgraft.host.sampling import Sampling
 from hexgraft.host.session import Session
+from hexgraft.models.errors import HexgraftError
 
 tuned_option = click.option(
     "--no-tuned", is_flag=True, help="Do not draft as `hexgraft tune` chose for this bundle and place."
@@ -55,9 +56,13 @@ def wants_tuned(options: dict[str, Any]) -> bool:
 def tuned_drafter(
     bundle: Bundle, site: Site, target: Session, open_draft: Callable[[], Session], sampling: Sampling
 ) -> Draft | None:
-    """The drafter chosen for a site, kept to what pays; None if nothing was chosen for this temperature. Says
-    so."""
-    tuned = read_tuned(site)
+    """The drafter chosen for a site, kept to what pays; None if nothing was chosen for this temperature, or
+    what was cannot be read. Says so."""
+    try:
+        tuned = read_tuned(site)
+    except HexgraftError as error:
+        say(f"not tuned: {error.message} ({error.hint})")
+        return None
     choice = tuned.at(sampling.temperature) if tuned is not None else None
     if tuned is None or choice is None:
         return None

@@ -15,16 +15,20 @@ from hexgraft.host.prefix import Place
 from hexgraft.models.errors import HexgraftError
 from hexgraft.models.user_folders import state_folder
 
-FORMAT = 1
-"""Files of another version count as none: tuning again is quick."""
+FORMAT = 2
+"""Files of another version are not read: tuning again is quick."""
+
+
+_AGAIN = "tune again: hexgraft tune BUNDLE"
 
 
 class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The setting that pays most at a temperature, None for plain decoding.
 
     Speeds are tokens a second over `tokens` tokens: predicted by table and trials, and measured for the
-    setting as it is and kept to what pays. `drafting` is its host time a drafted round in seconds, `prior`
-    what tuning learned of the drafter's probabilities. Acceptance counts [accepted, tried].
+    setting as it is and kept to what pays. `speedup`, by which it was chosen, is the median over all repeats
+    of a run kept to what pays against the plain one beside it. `drafting` is its host time a drafted round in
+    seconds, `prior` what tuning learned of the drafter's probabilities. Acceptance counts [accepted, tried].
     """
 
     temperature: float
@@ -35,15 +39,11 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     measured: float
     measured_plain: float
     measured_adaptive: float
+    speedup: float
     drafting: float = 0.0
     prior: tuple[float, ...] = ()
     by_depth: list[tuple[int, int]] = []
     by_rank: list[tuple[int, int]] = []
-
-    @property
-    def speedup(self) -> float:
-        """Over plain decoding, as it was measured kept to what pays, which is how it is run."""
-        return self.measured_adaptive / self.measured_plain
 
 
 class Tuned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,6 +61,10 @@ class Tuned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def with_choice(self, choice: Choice) -> list[Choice]:
         """The choices with a new one in place of an older one of its temperature."""
         return [each for each in self.choices if each.temperature != choice.temperature] + [choice]
+
+
+class _Versioned(msgspec.Struct, frozen=True):
+    format: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +103,31 @@ def check_kept() -> None:
 
 
 def read_tuned(site: Site) -> Tuned | None:
-    """What was chosen for a site; None if nothing was, or not by this version."""
+    """What was chosen for a site; None if nothing was. Raises HexgraftError where the file cannot be read, is
+    damaged, or of another version."""
+    path = site.path
     try:
-        tuned = msgspec.json.decode(site.path.read_bytes(), type=Tuned)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        data = path.read_bytes()
+        if msgspec.json.decode(data, type=_Versioned).format != FORMAT:
+            raise HexgraftError(f"what was tuned in {path} is of another version of hexgraft", _AGAIN)
+        return msgspec.json.decode(data, type=Tuned)
+    except FileNotFoundError:
         return None
-    return tuned if tuned.format == FORMAT else None
+    except OSError as error:
+        raise HexgraftError(
+            f"cannot read what was tuned in {path}: {error.strerror or error}",
+            "name another folder in HEXGRAFT_STATE",
+        ) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise HexgraftError(f"what was tuned in {path} is damaged: {error}", _AGAIN) from error
 
 
 def write_choice(site: Site, profile: LatencyProfile, choice: Choice) -> Path:
     """Keep a choice with the table it was made by. Choices for other temperatures stay."""
-    before = read_tuned(site)
+    try:
+        before = read_tuned(site)
+    except HexgraftError:  # nothing that a run could use is lost
+        before = None
     choices = before.with_choice(choice) if before is not None else [choice]
     path = site.path
     path.parent.mkdir(parents=True, exist_ok=True)

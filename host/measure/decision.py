@@ -47,6 +47,7 @@ def decide(search: Search, contest: Contest, guesses: Sequence[Guess], adapted: 
         measured=fixed[place].speed.median,
         measured_plain=plain.speed.median,
         measured_adaptive=kept[place].speed.median,
+        speedup=kept[place].ratio.median,
         drafting=chosen.trial.drafting,
         prior=adapted[place].prior,
         by_depth=[(tally.accepted, tally.tried) for tally in chosen.trial.by_depth],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def hexgraft(*arguments: str) -> Result:
 def keep(bundle: Bundle, setting: Setting | None, temperature: float = 0.0) -> None:
     """As if `tune` had chosen this on this machine."""
     site = Site(Place.of(bundle, "cpu", None), 0, this_machine().identity)
-    choice = Choice(temperature, setting, 64, 30.0, 20.0, 30.0, 20.0, 32.0)
+    choice = Choice(temperature, setting, 64, 30.0, 20.0, 30.0, 20.0, 33.0, 1.6)
     write_choice(site, shaped_profile("flat"), choice)
 
 
@@ -206,18 +207,48 @@ def test_what_was_chosen_for_one_chip_is_not_another_s(bundle: Bundle) -> None:
     words = (cpu.provider, cpu.precision, cpu.widths, 0, "here")
     key = hashlib.sha256("\n".join(map(str, words)).encode()).hexdigest()[:12]
     assert sites[0].path.name.endswith(f"-{key}.json")
-    write_choice(sites[1], shaped_profile("flat"), Choice(0.0, None, 64, 1.0, 1.0, 1.0, 1.0, 1.0))
+    write_choice(sites[1], shaped_profile("flat"), Choice(0.0, None, 64, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0))
     assert read_tuned(sites[1]) is not None
     assert read_tuned(sites[2]) is None
 
 
-def test_a_damaged_choice_counts_as_none(bundle: Bundle, state: Path) -> None:
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda data: data[:500], "is damaged: "),
+        (lambda data: b'{"broken', "is damaged: "),
+        (lambda data: data.replace(b'"temperature": 0.0', b'"temperature": "cold"'), "is damaged: "),
+        (lambda data: data.replace(b'"format": 2', b'"format": 1', 1), "is of another version of hexgraft"),
+    ],
+)
+def test_a_choice_that_cannot_be_read_is_said(
+    bundle: Bundle, state: Path, damage: Callable[[bytes], bytes], words: str
+) -> None:
+    """And the run goes on; a new choice takes its place."""
     keep(bundle, Setting("levels", 8))
     (file,) = (state / "tuned").iterdir()
-    file.write_bytes(file.read_bytes().replace(b'"format": 1', b'"format": 9', 1))
-    ran = hexgraft("run", str(bundle.path), *PROMPT)
+    before = file.read_bytes()
+    file.write_bytes(damage(before))
+    assert file.read_bytes() != before
+    ran = program("run", bundle.path, *PROMPT)
+    assert ran.exit_code == 0, ran.stderr
+    assert f"not tuned: what was tuned in {file} {words}" in ran.stderr
+    assert "tune again: hexgraft tune BUNDLE" in ran.stderr
+    assert ran.stdout == program("run", bundle.path, *PROMPT, "--no-tuned").stdout
+    keep(bundle, Setting("levels", 8))
+    assert file.read_bytes() == before
+
+
+def test_a_folder_of_choices_that_is_a_file_is_said(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("a file")
+    monkeypatch.setenv("HEXGRAFT_STATE", str(taken))
+    ran = program("run", bundle.path, *PROMPT)
     assert ran.exit_code == 0
-    assert "tuned" not in ran.stderr
+    assert f"not tuned: cannot read what was tuned in {taken / 'tuned'}" in ran.stderr
+    assert "HEXGRAFT_STATE" in ran.stderr
 
 
 def test_another_place_is_foretold_and_nothing_kept(
