@@ -23,8 +23,9 @@ RUN := $(VENV)/.installed
 DEV := $(VENV)/.installed-$(EXTRAS)
 PHONE := $(VENV)/.installed-device
 
-# The folder `hexgraft device sdk` gathers a target's files in.
-SDK = $$($(BIN)/python -c 'from hexgraft.host.runner.sdk import sdk_folder; print(sdk_folder("$(1)"))')
+# The folder `hexgraft device sdk` gathers a target's files in. In the recipe the target is an argument, so that the
+# shell may find it out.
+SDK = $$($(BIN)/python -c 'import sys; from hexgraft.host.runner.sdk import sdk_folder; print(sdk_folder(sys.argv[1]))' $(1))
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-device test test-slow lint format docs bench device device-aarch64 clean

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import platform
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -13,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from hexgraft.models.user_folders import cache_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("models", "export", "host")
@@ -149,6 +153,30 @@ def test_make_targets_in_the_text_exist(page: Path) -> None:
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
     said = re.findall(r"(?:^|`)make ([a-z][a-z-]*)", page.read_text(encoding="utf-8"), re.M)
     assert set(said) <= set(targets)
+
+
+@pytest.mark.parametrize("target", ["demo-device", "device"])
+@pytest.mark.parametrize("there", [False, True])
+def test_make_gathers_headers_once(target: str, there: bool, tmp_path: Path) -> None:
+    """It looks where `hexgraft device sdk` puts them."""
+    from hexgraft.host.runner.sdk import sdk_folder
+
+    folder = tmp_path / sdk_folder(f"linux-{platform.machine()}").relative_to(cache_folder())
+    if there:
+        folder.mkdir(parents=True)
+        (folder / "sdk.json").write_text("{}")
+    bin_folder = tmp_path / "venv" / "bin"
+    bin_folder.mkdir(parents=True)
+    python = bin_folder / "python"
+    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+    python.chmod(0o755)
+    words = ["make", "--no-print-directory", "-n", target, f"VENV={bin_folder.parent}"]
+    printed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    (step,) = [line for line in printed.splitlines() if "sdk.json" in line]
+    look, _, gather = step.partition(" || ")
+    assert gather == f"{bin_folder}/hexgraft device sdk"
+    environment = os.environ | {"HEXGRAFT_CACHE": str(tmp_path)}
+    assert (subprocess.run(["sh", "-c", look], env=environment).returncode == 0) == there
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
