@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <string>
@@ -151,6 +152,8 @@ int main(int count, char** words) {
     std::fputs(kUsageText, stderr);
     return kUsage;
   }
+  // ONNX Runtime would tell its makers of this process. Who has set it means it.
+  ::setenv("ORT_DISABLE_TELEMETRY", "1", 0);
   // Whoever starts the runner may have told it to ignore these.
   for (const int number : {SIGHUP, SIGTERM, SIGINT}) ::signal(number, end_by_signal);
   ::signal(SIGPIPE, SIG_IGN);
