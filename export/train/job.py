@@ -31,7 +31,7 @@ from hexgraft.export.writer import WEIGHTS
 from hexgraft.host.atomic_file import write_whole
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.lab.prompts import LAB_PROMPTS
-from hexgraft.models.errors import UsageError
+from hexgraft.models.errors import HexgraftError, UsageError
 from hexgraft.models.features import eagle3_features
 from hexgraft.models.head_checkpoint import HeadCheckpoint
 
@@ -166,6 +166,12 @@ class TrainingJob:
             self._held()
         workers.wait()
         held = Dataset(self._held(), self.graph, tokens)
+        if workers.any(self._left() <= 0):  # a step alone would make a draft of no use
+            spent = math.ceil((time.monotonic() - self.start) / 60)
+            raise HexgraftError(
+                f"the text took all of the time, {spent} minutes, and left none for training",
+                f"use --minutes {2 * spent} or more: it goes on with that text",
+            )
         draft = self._draft(data, tokens, start)
         run = TrainingRun(draft, data, held, tokens, self.work, self.graph, job, workers, count)
         report = run.run(output, self._recipe(count, len(tokens), start), self.say, advance, self._left)

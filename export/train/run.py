@@ -87,6 +87,12 @@ class TrainingRun:
                 break
         if not self.outlooks:
             self._measure(output, recipe, say)
+        progress, first = self.trainer.progress, self.trainer.first
+        if used is not None and progress.step < first:
+            say(
+                f"the time was over after {progress.step} of the {first} steps of one pass over the text: "
+                "more --minutes make a better draft"
+            )
         self.workers.wait()
         return self._report()
 

@@ -98,7 +98,7 @@ class Trainer:
             parameter.grad = torch.zeros_like(parameter)
         self.progress = Progress()
         counts = [len(data.order(options.seed, epoch, options.batch)) for epoch in range(options.epochs)]
-        self.steps, self.falling = sum(counts), sum(counts[-options.fall :])
+        self.steps, self.first, self.falling = sum(counts), counts[0], sum(counts[-options.fall :])
 
     def stretches(
         self, after_step: Callable[[Progress], None], used: Callable[[], float] | None = None

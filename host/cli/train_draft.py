@@ -62,7 +62,11 @@ _USED_BY = {"vocab": "head", "unroll": "head", "start": "head", "layers": "small
 @click.option(
     "--layers", default=4, show_default=True, type=click.IntRange(min=1), help="Layers of a small draft."
 )
-@click.option("--minutes", type=Finite(min=0.1), help="Time for all of it, at most half for text.")
+@click.option(
+    "--minutes",
+    type=Finite(min=0.1),
+    help="Time for all of it, at most half for text but for the first --texts.",
+)
 @click.option(
     "--epochs", default=4, show_default=True, type=click.IntRange(min=1), help="Passes over the text."
 )

@@ -95,3 +95,37 @@ def test_text_of_another_seed_is_not_gone_on_with(target: Path, tmp_path: Path) 
     message, hint = last_error_of(done)
     assert message.endswith("holds text of another training: --seed is 0 there and 5 here")
     assert hint.startswith("name another folder with --work, or remove it: rm -r ")
+
+
+def test_text_that_takes_all_of_the_time_leaves_none_for_a_step(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One step makes a draft of no use. More time goes on with the text."""
+    words = ("-o", tmp_path / "head", *without("--tokens"))
+    with monkeypatch.context() as patch:
+        clock(patch, 130, 2)
+        done = run(target, *words, "--minutes", "2")
+    assert done.exit_code == 1
+    message, hint = last_error_of(done)
+    assert message.startswith("the text took all of the time, ")
+    assert hint.startswith("use --minutes ")
+    assert not (tmp_path / "head").exists()
+    texts = [file.read_bytes() for file in (tmp_path / "head.work" / "waves").iterdir()]
+    assert len(texts) == 1
+    with monkeypatch.context() as patch:
+        clock(patch, 130, 4)
+        done = run(target, *words, "--minutes", "4")
+    assert done.exit_code == 0, done.output
+    assert texts[0] in [file.read_bytes() for file in (tmp_path / "head.work" / "waves").iterdir()]
+
+
+def test_a_training_that_ends_early_says_so(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock(monkeypatch, 1, 10)
+    words = ("-o", tmp_path / "head", *SMALL, "--minutes", "10")
+    for used, said in ((1.0, True), (0.2, False)):
+        monkeypatch.setattr(run_module, "_clock", lambda left, before, used=used: lambda: used)
+        done = run(target, *words)
+        assert done.exit_code == 0, done.output
+        assert ("the time was over after 1 of the " in done.stderr) is said
