@@ -134,7 +134,7 @@ class TrainingJob:
                 break
             if number % shards == shard and not wave_path(self.work.waves, number).is_file():
                 if number > 0 and (reason := self._enough(longest if begun is None else None)):
-                    self.say(f"{reason} after {number}{f' of {wanted}' if wanted else ''} waves")
+                    self.say(f"{reason} after wave {number}{f' of {wanted}' if wanted else ''}")
                     return number
                 before = self._left()
                 write_wave(self.work.waves, number, self._wave(number, asked, self.work.plan, advance))

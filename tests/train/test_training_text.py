@@ -46,7 +46,7 @@ def test_text_ends_by_tokens_or_by_half_of_the_minutes(
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["waves"] == waves
     assert len([*(tmp_path / "head.work" / "waves").iterdir()]) == waves
-    assert ("the time for texts is over after 4" in done.stderr) is (waves == 4)
+    assert ("the time for texts is over after wave 4" in done.stderr) is (waves == 4)
 
 
 def test_text_leaves_room_on_the_disk(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +56,7 @@ def test_text_leaves_room_on_the_disk(target: Path, tmp_path: Path, monkeypatch:
     done = run(target, "-o", tmp_path / "head", "--shard", "0/1", *without("--tokens"), "--minutes", "10")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["waves"] == 4
-    assert "the disk has no room for more text after 4 waves" in done.stderr
+    assert "the disk has no room for more text after wave 4" in done.stderr
 
 
 def test_a_training_begun_goes_on_with_its_text(
