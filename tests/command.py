@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import pty
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from click.testing import CliRunner, Result
 
@@ -35,6 +38,34 @@ def spawn(*arguments: str | Path, **options: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-c", code, *map(str, arguments)], env=environment, **{**pipes, **options}
     )
+
+
+def at_terminal(
+    *arguments: str | Path,
+    columns: int = 80,
+    streams: Sequence[Literal["stdout", "stderr"]] = ("stdout", "stderr"),
+    **environment: str,
+) -> tuple[str, bytes]:
+    """Run a command of which `streams` are one terminal: what it showed, and what came out of a pipe
+    beside."""
+    ours, theirs = pty.openpty()
+    environment = {"TERM": "xterm", "COLUMNS": str(columns), "NO_COLOR": ""} | environment
+    code = "from hexgraft.host.cli.main import main; main()"
+    ends: dict[str, Any] = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+        **ends | dict.fromkeys(streams, theirs),
+    ) as process:
+        os.close(theirs)
+        shown = bytearray()
+        with suppress(OSError):  # the other end is gone
+            while piece := os.read(ours, 4096):
+                shown.extend(piece)
+        beside = b"".join(stream.read() for stream in (process.stdout, process.stderr) if stream)
+    os.close(ours)
+    return shown.decode().replace("\r\n", "\n"), beside
 
 
 def error_of(result: Result) -> tuple[str, str]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
 from hexgraft.host.adb.facts import gather
 from hexgraft.host.adb.phone import open_phone
@@ -18,6 +17,7 @@ from hexgraft.host.cli.console import say, stdout, token_progress
 from hexgraft.host.cli.finite import Finite
 from hexgraft.host.cli.options import open_checked, open_role, session_options, verify_option
 from hexgraft.host.cli.phone_options import chip
+from hexgraft.host.cli.table import Table
 from hexgraft.host.cli.typed import typed_options
 from hexgraft.host.lab.plot import check_plot
 from hexgraft.host.lab.prompts import LAB_PROMPTS

@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 from rich.markup import escape
-from rich.table import Table
 
 from hexgraft.host.adb.session import PROVIDERS
 from hexgraft.host.backends import BACKENDS
@@ -27,6 +26,7 @@ from hexgraft.host.cli.options import (
 )
 from hexgraft.host.cli.phone_options import build_where_it_is
 from hexgraft.host.cli.run import read_prompt
+from hexgraft.host.cli.table import Table
 from hexgraft.host.cli.tree_view import visible
 from hexgraft.host.cli.typed import typed_options
 from hexgraft.host.text import TextCodec

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal, TextIO
 
 import click
 from rich.console import Console
@@ -21,15 +22,39 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from hexgraft.host.cli.table import WIDE
+
+_HEIGHT = 25
+"""Of what is no terminal: rich looks for a terminal's width unless it is given both."""
+
 Advance = Callable[[int], None]
 
 
 def stderr() -> Console:
-    return Console(stderr=True, highlight=False)
+    return _console(sys.stderr)
 
 
 def stdout() -> Console:
-    return Console(highlight=False)
+    return _console(sys.stdout)
+
+
+def _console(stream: TextIO) -> Console:
+    """As wide as its terminal, and as what is printed needs where it has none: what reads a file or a pipe
+    has no width, and breaks lines itself if it breaks them at all."""
+    system: Literal["auto"] | None = "auto" if _styles() else None
+    if stream.isatty():
+        return Console(file=stream, highlight=False, color_system=system)
+    return Console(file=stream, highlight=False, color_system=system, width=WIDE, height=_HEIGHT)
+
+
+def _styles() -> bool:
+    """Whether a terminal is to have colours and bold type: https://no-color.org."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+
+
+def coloured(text: str, colour: str, *, bold: bool = False) -> str:
+    """For click.echo, which takes colours out again where the stream is no terminal."""
+    return click.style(text, fg=colour, bold=bold or None) if _styles() else text
 
 
 def visible(text: str) -> str:
@@ -45,11 +70,11 @@ def say(message: str) -> None:
 def say_error(message: str, hint: str | None, details: Sequence[str] = ()) -> None:
     """The one form errors have: two lines with an empty one between them, whatever a file is called, and a
     list below the first where it has `details`."""
-    click.echo(click.style("error: ", fg="red", bold=True) + _line(message), err=True)
+    click.echo(coloured("error: ", "red", bold=True) + _line(message), err=True)
     for detail in details:
         click.echo("  " + _line(detail), err=True)
     if hint:
-        click.echo("\n" + click.style("hint: ", fg="cyan", bold=True) + _line(hint), err=True)
+        click.echo("\n" + coloured("hint: ", "cyan", bold=True) + _line(hint), err=True)
 
 
 def _line(text: str) -> str:

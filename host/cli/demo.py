@@ -12,12 +12,12 @@ from typing import Any
 
 import click
 import numpy as np
-from rich.table import Table
 
 from hexgraft.export.writer import ExportOptions, Step, export_bundle
 from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.cli.console import bytes_progress, print_json, say, stdout, token_progress
 from hexgraft.host.cli.demo_prompts import PROMPTS
+from hexgraft.host.cli.table import Table
 from hexgraft.host.cli.tree_view import draw_round
 from hexgraft.host.cpu_session import CpuSession
 from hexgraft.host.decode import DecodeOptions, Decoder, Round

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import click
 import msgspec
-from rich.table import Table
 
 from hexgraft.host.adb.choice import advice, meant, pick
 from hexgraft.host.adb.errors import DeviceError, NoDevice
@@ -16,6 +15,7 @@ from hexgraft.host.adb.push import megabytes
 from hexgraft.host.adb.server import Listed, Server
 from hexgraft.host.cli.console import print_json, say, stdout
 from hexgraft.host.cli.phone_options import chip, phone_options
+from hexgraft.host.cli.table import Table
 from hexgraft.models.errors import NO_DEVICE
 
 _OLD = "Android older than 7"

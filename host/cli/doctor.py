@@ -12,7 +12,7 @@ import msgspec
 
 from hexgraft.host.adb.checkup import FAILED, OK, UNKNOWN, WARNING, Finding, check_adb, check_phone
 from hexgraft.host.adb.errors import ConnectionLost, NoDevice
-from hexgraft.host.cli.console import print_json, visible
+from hexgraft.host.cli.console import coloured, print_json, visible
 from hexgraft.host.cli.phone_options import chip, phone_options, refuse_unused
 from hexgraft.host.runner.local import find_runner
 from hexgraft.models.errors import CONNECTION_LOST, NO_DEVICE, HexgraftError
@@ -88,7 +88,7 @@ def _host() -> Iterator[Finding]:
 
 
 def _show(finding: Finding) -> None:
-    mark = click.style(f"{finding.state:<8}", fg=_COLOURS[finding.state])
+    mark = coloured(f"{finding.state:<8}", _COLOURS[finding.state])
     click.echo(f"{mark} {finding.what}: {visible(finding.said)}")
     if finding.fix:
         click.echo(f"         fix: {visible(finding.fix)}")

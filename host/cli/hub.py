@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
 from hexgraft.export.htp.soc import find_soc
 from hexgraft.export.hub.parity import HostedRow, hosted_parity
@@ -18,6 +17,7 @@ from hexgraft.export.hub.target import device_again, devices_for, find_device, s
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cli.console import print_json, say, stdout
 from hexgraft.host.cli.options import open_checked, verify_option
+from hexgraft.host.cli.table import Table
 from hexgraft.host.hub.book import JobBook, work_folder
 from hexgraft.host.hub.desk import Desk
 from hexgraft.host.hub.errors import JobFailed

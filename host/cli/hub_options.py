@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 import msgspec
-from rich.table import Table
 
 from hexgraft.export.htp.soc import find_socs
 from hexgraft.export.hub.compile import HubCompiler, PlannedJob
@@ -23,6 +22,7 @@ from hexgraft.export.hub.target import (
     short_version,
 )
 from hexgraft.host.cli.console import print_json, say, stdout
+from hexgraft.host.cli.table import Table
 from hexgraft.host.cli.typed import typed_options
 from hexgraft.host.htp.qnn import MODULE, qairt_version, require_qnn
 from hexgraft.host.hub.book import JobBook

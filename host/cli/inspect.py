@@ -8,10 +8,10 @@ import click
 import msgspec
 import numpy as np
 from rich.markup import escape
-from rich.table import Table
 
 from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.cli.console import bytes_progress, print_json, stdout, visible
+from hexgraft.host.cli.table import Table
 from hexgraft.host.layout import LAYOUTS, is_vendor
 from hexgraft.host.manifest import GraphEntry, ModelEntry
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cli.console import print_json, say, stdout, token_progress
@@ -20,6 +19,7 @@ from hexgraft.host.cli.options import (
     take_sampling,
     verify_option,
 )
+from hexgraft.host.cli.table import Table
 from hexgraft.host.decode import DecodeOptions
 from hexgraft.host.drafters.base import Drafter
 from hexgraft.host.drafters.registry import DRAFTERS, PLAIN, WITHOUT_MODEL, make_drafter

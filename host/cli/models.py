@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
 from hexgraft.export.sizes import Sizes, estimate, estimate_head
 from hexgraft.export.writer import DEFAULT_CONTEXT, check_context
 from hexgraft.host.cli.console import print_json, say, stdout
+from hexgraft.host.cli.table import Table
 from hexgraft.models.checkpoint import Checkpoint, open_checkpoint
 from hexgraft.models.errors import UsageError
 from hexgraft.models.families import FAMILIES, PAIRS

@@ -9,7 +9,6 @@ from typing import Any
 import click
 from rich import box
 from rich.markup import escape
-from rich.table import Table
 
 from hexgraft.host.adb.phone import ROOT
 from hexgraft.host.adb.session import PROVIDERS
@@ -19,6 +18,7 @@ from hexgraft.host.cli.console import print_json, say, stdout
 from hexgraft.host.cli.finite import Finite
 from hexgraft.host.cli.options import open_checked, open_role, verify_option
 from hexgraft.host.cli.phone_options import build_options, build_where_it_is, refuse_unused
+from hexgraft.host.cli.table import Table
 from hexgraft.host.cli.tree_view import visible
 from hexgraft.host.session import Session
 from hexgraft.host.traces.cache_check import NOISE, CacheCheck, Damage
@@ -158,9 +158,9 @@ def _show(report: Report, trace: Trace, other: str, reference: str) -> None:
     out, texts = stdout(), trace.texts()
     out.print(f"{other}, against {reference}:\n")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("", no_wrap=True)
+    table.add_column("")
     for column in ("rows", "argmax", "mean KL", "max KL", "max error", "SQNR dB"):
-        table.add_column(column, justify="right", no_wrap=True)
+        table.add_column(column, justify="right")
     for name, figures in (*report.phases.items(), ("all", report.total)):
         table.add_row(name, *_cells(figures), end_section=name != "all" and name == list(report.phases)[-1])
     out.print(table)

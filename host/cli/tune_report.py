@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.table import Table
 
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cli.console import print_json, say, stdout
+from hexgraft.host.cli.table import Table
 from hexgraft.host.measure.contest import Result
 from hexgraft.host.measure.decision import Verdict
 from hexgraft.host.measure.profile import LatencyProfile

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
-import subprocess
-import sys
-import threading
 from pathlib import Path
 
 import pytest
-from command import hexgraft
+from command import at_terminal, hexgraft
 from pair import write_pair
 
 from hexgraft.export.writer import ExportOptions
@@ -50,28 +45,8 @@ def test_trees_and_plain_decoding_agree_at_the_far_end(bundle: Path, prompt: Pat
 
 
 def test_reading_a_long_prompt_is_shown_at_a_terminal(bundle: Path, prompt: Path) -> None:
-    ours, theirs = pty.openpty()
-    code = "from hexgraft.host.cli.main import main; main()"
-    words = ["run", str(bundle), "--raw", "-f", str(prompt), "--max-tokens", "4"]
-    environment = os.environ | {"TERM": "xterm", "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        [sys.executable, "-c", code, *words], stdout=subprocess.PIPE, stderr=theirs, env=environment
-    ) as process:
-        os.close(theirs)
-        shown = bytearray()
-
-        def read() -> None:
-            try:
-                while piece := os.read(ours, 4096):
-                    shown.extend(piece)
-            except OSError:
-                pass  # the other end is gone
-
-        reader = threading.Thread(target=read)
-        reader.start()
-        output, _ = process.communicate(timeout=600)
-        reader.join(timeout=60)
-    os.close(ours)
-    assert process.returncode == 0, shown.decode()
-    assert b"prefill" in shown
+    words = ("run", bundle, "--raw", "-f", prompt, "--max-tokens", "4")
+    shown, output = at_terminal(*words, streams=["stderr"])
+    assert "[max-tokens] 4 tokens" in shown
+    assert "prefill" in shown
     assert b"prefill" not in output
