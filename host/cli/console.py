@@ -47,6 +47,14 @@ def _console(stream: TextIO) -> Console:
     return Console(file=stream, highlight=False, color_system=system, width=WIDE, height=_HEIGHT)
 
 
+def streams_meet() -> bool:
+    """Whether stdout and stderr are one terminal, one file or one pipe, so that what goes to both mixes."""
+    try:
+        return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
+    except (OSError, ValueError):  # one is closed, or none of the system's
+        return False
+
+
 def _styles() -> bool:
     """Whether a terminal is to have colours and bold type: https://no-color.org."""
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
 from hexgraft.host.cli.authors import authors_option, take_authors
-from hexgraft.host.cli.console import print_json, say, stderr, token_progress
+from hexgraft.host.cli.console import print_json, say, stderr, streams_meet, token_progress
 from hexgraft.host.cli.generation import Generation, generate, logprobs_json, print_piece, summary
 from hexgraft.host.cli.given_text import TEXT_LIMIT, decode_text, read_text
 from hexgraft.host.cli.interrupt import interruptible
@@ -62,7 +63,11 @@ from hexgraft.models.errors import CONNECTION_LOST, INTERRUPTED, HexgraftError, 
     default=0,
     help="With --backend device: wait so long for a phone whose link was lost, and go on.",
 )
-@click.option("--show-tree", is_flag=True, help="Draw every round's tree on stderr.")
+@click.option(
+    "--show-tree",
+    is_flag=True,
+    help="Draw every round's tree on stderr; where stdout goes there too, the text comes after them.",
+)
 @click.option(
     "--logprobs",
     metavar="N",
@@ -156,13 +161,26 @@ def _decode(
         if options["show_tree"]:
             stderr().print(draw_round(current, tracing.show))
 
-    with interruptible() as interrupted:
-        show = (lambda text: None) if options["as_json"] else print_piece
-        generation = generate(
-            decoder, answer, show=show, watch=watch, interrupted=interrupted, recover=recovery.recover
-        )
+    # Among trees a text would stand in pieces of a few letters; they tell it as it comes.
+    held: list[str] = []
+    show: Callable[[str], None] = held.append if options["show_tree"] and streams_meet() else print_piece
+    if options["as_json"]:
+        show = _keep_quiet
+    try:
+        with interruptible() as interrupted:
+            generation = generate(
+                decoder, answer, show=show, watch=watch, interrupted=interrupted, recover=recovery.recover
+            )
+    finally:
+        if any(held):
+            say("")
+            print_piece("".join(held))
     tracing.end(decoder, generation.finish)
     return generation
+
+
+def _keep_quiet(text: str) -> None:
+    """With --json the text is in the object at the end."""
 
 
 def read_prompt(prompt: str | None, file: Path | None, dash: str | None) -> str:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command import spawn
+from command import at_terminal, hexgraft, spawn
 
 PROMPT = "the fox in the garden"
 
@@ -83,3 +83,37 @@ def test_closed_streams_do_no_harm(
     )
     assert done.returncode == code
     assert done.stderr.startswith(said)
+
+
+TREES = ("--max-tokens", "12", "--show-tree")
+
+
+def test_trees_and_text_that_go_to_one_place_do_not_mix(bundle: Path, tmp_path: Path) -> None:
+    """The trees come as they are drawn, then the whole text."""
+    words = ("run", bundle, "-p", PROMPT, *TREES)
+    apart = hexgraft(*words)
+    trees, figures = apart.stderr.rsplit("\n", 2)[:2]
+    shown, _ = at_terminal(*words, columns=400, NO_COLOR="1")
+    assert trees + "\n\n" + apart.stdout + figures.split(",")[0] in shown
+    together = tmp_path / "together"
+    with together.open("wb") as file:
+        assert spawn(*words, stdout=file, stderr=file).wait(timeout=300) == 0
+    assert together.read_text().startswith(trees + "\n\n" + apart.stdout + figures.split(",")[0])
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_text_of_its_own_comes_as_it_is_decoded(bundle: Path, stream: str) -> None:
+    words = ("run", bundle, "-p", PROMPT, *TREES)
+    text = hexgraft(*words).stdout
+    shown, beside = at_terminal(*words, streams=[stream], NO_COLOR="1")  # type: ignore[list-item]
+    assert (shown if stream == "stdout" else beside.decode()) == text
+
+
+def test_trees_with_json_are_the_only_thing_beside_it(bundle: Path, tmp_path: Path) -> None:
+    together = tmp_path / "together"
+    with together.open("wb") as file:
+        words = ("run", bundle, "-p", PROMPT, *TREES, "--json")
+        assert spawn(*words, stdout=file, stderr=file).wait(timeout=300) == 0
+    trees, found = together.read_text().split("\n{\n")
+    assert "at position" in trees
+    assert json.loads("{" + found)["finish"] == "max-tokens"
