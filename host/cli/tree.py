@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
 from hexgraft.host.atomic_file import check_replaced, write_whole
-from hexgraft.host.cli.console import say, stdout
-from hexgraft.host.cli.tree_view import draw_round
-from hexgraft.host.traces.trace import Trace
+from hexgraft.host.cli.console import print_json, say, stdout
+from hexgraft.host.cli.tree_view import draw_round, round_json
+from hexgraft.host.traces.trace import Trace, TraceRound
 from hexgraft.host.traces.trace_file import read_trace
 from hexgraft.host.traces.tree_page import render_page
 from hexgraft.models.errors import UsageError
@@ -21,7 +23,8 @@ from hexgraft.models.errors import UsageError
 @click.option(
     "--html", metavar="FILE", type=click.Path(path_type=Path), help="Write one self-contained page instead."
 )
-def tree(trace: Path, number: int | None, html: Path | None) -> int:
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object with the rounds instead.")
+def tree(trace: Path, number: int | None, html: Path | None, as_json: bool) -> int:
     """Draw the trees that TRACE recorded: what was drafted, what was accepted, what the target said instead.
 
     The page steps through the rounds and shows probabilities, margins, the text by where its tokens came
@@ -32,9 +35,12 @@ def tree(trace: Path, number: int | None, html: Path | None) -> int:
       hexgraft run smollm2 -f letter.txt --trace letter.jsonl
       hexgraft tree letter.jsonl --round 7
       hexgraft tree letter.jsonl --html letter.html
+      hexgraft tree letter.jsonl --json | jq '.rounds[].emitted[].text'
     """
     if html is not None and number is not None:
         raise UsageError("--html shows every round, --round one of them", "leave one out")
+    if html is not None and as_json:
+        raise UsageError("--html writes a page, --json prints the rounds", "leave one out")
     opened = read_trace(trace)
     if opened.end is None:
         say(f"{trace} was cut off after {len(opened.rounds)} rounds: it has no end record")
@@ -43,18 +49,45 @@ def tree(trace: Path, number: int | None, html: Path | None) -> int:
             raise UsageError(f"--html {html} is the trace itself", "choose another name for the page")
         check_replaced(html, b"<!doctype html>", "page", "--html")
         write_whole(html, render_page(opened).encode(), replace=True)
-        say(f"wrote {html}")
+        click.echo(html)
         return 0
-    _draw(opened, number)
+    rounds = _rounds(opened, number)
+    if as_json:
+        print_json(_as_dict(opened, rounds))
+    else:
+        _draw(opened, rounds)
     return 0
 
 
-def _draw(trace: Trace, number: int | None) -> None:
-    if number is not None and number > len(trace.rounds):
+def _rounds(trace: Trace, number: int | None) -> list[TraceRound]:
+    """The round that was asked for, or all of them."""
+    if number is None:
+        return trace.rounds
+    if number > len(trace.rounds):
         raise UsageError(
             f"--round {number}: the trace has {len(trace.rounds)} rounds", "leave it out to see them all"
         )
-    texts, out = trace.texts(), stdout()
-    for current in trace.rounds if number is None else [trace.rounds[number - 1]]:
+    return [trace.rounds[number - 1]]
+
+
+def _draw(trace: Trace, rounds: list[TraceRound]) -> None:
+    show, out = _shown(trace), stdout()
+    for current in rounds:
         out.print(f"[bold]round {current.number}[/bold]")
-        out.print(draw_round(current.round(), lambda token: texts.get(token, f"<{token}>")))
+        out.print(draw_round(current.round(), show))
+
+
+def _as_dict(trace: Trace, rounds: list[TraceRound]) -> dict[str, Any]:
+    show = _shown(trace)
+    return {
+        "target": trace.header.target,
+        "drafter": trace.header.drafter,
+        "verifier": trace.header.verifier,
+        "finish": trace.finish,
+        "rounds": [{"round": each.number, **round_json(each.round(), show)} for each in rounds],
+    }
+
+
+def _shown(trace: Trace) -> Callable[[int], str]:
+    texts = trace.texts()
+    return lambda token: texts.get(token, f"<{token}>")

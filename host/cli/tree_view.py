@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from rich.markup import escape
 from rich.tree import Tree
 
 from hexgraft.host.cli import console
 from hexgraft.host.decode import Round
+from hexgraft.host.traces.trace import finite
 from hexgraft.host.tree import ROOT, TokenTree
 
 
@@ -21,9 +23,8 @@ def draw_round(current: Round, show: Callable[[int], str]) -> Tree | str:
     one fate shares a line, so that long drafts stay readable.
     """
     tree, end = current.tree, current.accepted[-1]
-    # A text may end with a drafted token: the walk does not go on to the node that carries it.
-    last = tree.child(end, current.tokens[-1])
-    accepted = {*current.accepted} if last is None else {*current.accepted, last}
+    carried = _carried(current)
+    last, accepted = carried[-1], {ROOT, *carried}
 
     def text(node: int) -> str:
         return escape(visible(show(int(tree.tokens[node]))))
@@ -47,7 +48,41 @@ def draw_round(current: Round, show: Callable[[int], str]) -> Tree | str:
     return drawn
 
 
-def _run(tree: TokenTree, node: int, accepted: set[int]) -> list[int]:
+def round_json(current: Round, show: Callable[[int], str]) -> dict[str, Any]:
+    """What `draw_round` draws, for --json: the nodes in the order of the tree, parents first, and what the
+    round emitted with the node that carried it; null for the target's own token."""
+    tree, carried = current.tree, _carried(current)
+    accepted = {ROOT, *carried}
+
+    def entry(token: int) -> dict[str, Any]:
+        return {"token": token, "text": show(token)}
+
+    return {
+        "context": current.context,
+        "nodes": [
+            entry(int(tree.tokens[node]))
+            | {
+                "parent": int(tree.parents[node]) if node != ROOT else None,
+                "probability": finite(float(tree.probabilities[node])),
+                "source": tree.sources[node],
+                "accepted": node in accepted,
+            }
+            for node in range(len(tree))
+        ],
+        "emitted": [
+            entry(token) | {"node": node} for token, node in zip(current.tokens, carried, strict=True)
+        ],
+        "finish": current.finish,
+    }
+
+
+def _carried(current: Round) -> list[int | None]:
+    """The nodes that carried what was emitted, None for the target's own token."""
+    # A text may end with a drafted token: the walk does not go on to the node that carries it.
+    return [*current.accepted[1:], current.tree.child(current.accepted[-1], current.tokens[-1])]
+
+
+def _run(tree: TokenTree, node: int, accepted: set[int | None]) -> list[int]:
     """`node` and its descendants as long as each is an only child with the same fate, and the walk goes
     on."""
     run = [node]

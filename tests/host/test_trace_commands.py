@@ -115,11 +115,37 @@ def test_tree_draws_all_rounds_or_one(traces: dict[str, Path]) -> None:
     assert f"the trace has {len(rounds)} rounds" in error_of(beyond)[0]
 
 
+def test_tree_gives_the_rounds_as_json(traces: dict[str, Path]) -> None:
+    trace = read_trace(traces["levels"])
+    found = json.loads(hexgraft("tree", traces["levels"], "--json").stdout)
+    assert (found["drafter"], found["finish"]) == ("levels", "max-tokens")
+    assert len(found["rounds"]) == len(trace.rounds)
+    texts = trace.texts()
+    for each, recorded in zip(found["rounds"], trace.rounds, strict=True):
+        assert (each["round"], each["context"]) == (recorded.number, recorded.context)
+        nodes, emitted = each["nodes"], each["emitted"]
+        assert [node["token"] for node in nodes] == recorded.tokens
+        assert [node["parent"] for node in nodes] == [None, *recorded.parents[1:]]
+        assert [node["probability"] for node in nodes] == pytest.approx(recorded.probabilities)
+        assert [one["token"] for one in emitted] == recorded.emitted
+        assert all(texts[one["token"]] == one["text"] for one in (*nodes, *emitted))
+        taken = [one["node"] for one in emitted]
+        assert taken[:-1] == recorded.accepted[1:]
+        assert taken[-1] is None or nodes[taken[-1]]["token"] == recorded.emitted[-1]
+        accepted = [n for n, node in enumerate(nodes) if node["accepted"]]
+        assert accepted == sorted({0, *taken} - {None})
+    one = json.loads(hexgraft("tree", traces["levels"], "--json", "--round", 2).stdout)
+    assert one["rounds"] == [found["rounds"][1]]
+    both = hexgraft("tree", traces["levels"], "--json", "--html", "page.html")
+    assert error_of(both) == ("--html writes a page, --json prints the rounds", "leave one out")
+
+
 def test_tree_writes_a_page(traces: dict[str, Path], tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     done = hexgraft("tree", traces["levels"], "--html", page)
     assert done.exit_code == 0
-    assert done.stdout == ""
+    assert done.stdout == f"{page}\n"
+    assert done.stderr == ""
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
     missing = hexgraft("tree", traces["levels"], "--html", tmp_path / "no" / "page.html")
     assert error_of(missing)[0] == f"the folder {tmp_path / 'no'} does not exist"
