@@ -14,8 +14,15 @@ from hexgraft.host.atomic_file import write_whole
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cli.authors import authors_option
 from hexgraft.host.cli.chat_input import ChatInput
-from hexgraft.host.cli.console import say, say_error, token_progress
-from hexgraft.host.cli.generation import Generation, generate, print_piece, summary
+from hexgraft.host.cli.console import print_json, say, say_error, token_progress
+from hexgraft.host.cli.generation import (
+    Generation,
+    answer_json,
+    generate,
+    keep_quiet,
+    print_piece,
+    summary,
+)
 from hexgraft.host.cli.interrupt import interruptible
 from hexgraft.host.cli.options import (
     answer_options,
@@ -59,16 +66,18 @@ A line that ends in \\ goes on with the next. A message that begins with / is wr
 @sampling_options
 @session_options
 @verify_option
+@click.option("--json", "as_json", is_flag=True, help="Print each answer as a JSON object, one a line.")
 def chat(bundle: Path, drop_oldest: bool, **options: Any) -> int:
     """Talk with BUNDLE. What the last turns left in the cache is not computed again.
 
     /help lists what can be typed. Ctrl-C ends an answer and keeps it. Where standard input is no terminal,
-    each line is a turn, and only the answers are printed.
+    each line is a turn, and only the answers are printed, with an empty line between them.
 
     \b
     Examples:
       hexgraft chat smollm2 --system "Answer in one sentence."
       printf 'My name is Ada.\\nWhat is my name?\\n' | hexgraft chat smollm2
+      hexgraft chat smollm2 --json < questions.txt | jq -r .text
     """
     system = take_system(options)
     opened = open_checked(bundle, options["no_verify"])
@@ -105,6 +114,7 @@ class ChatSession:
         self._bundle = bundle
         self._talk = talk
         self._drop_oldest = drop_oldest
+        self._as_json: bool = options["as_json"]
         self._answer = answer_text(bundle, codec, options)
         self.decoder = open_decoder(bundle, codec, self._answer, options)
         self._input = ChatInput()
@@ -192,8 +202,14 @@ class ChatSession:
 
             self._answer.begin()
             self.decoder.begin(prompt, progress, reuse=True)
-        generation = generate(self.decoder, self._answer, show=print_piece, interrupted=interrupted)
-        click.echo()
+        if self._last is not None and not self._as_json and not self._input.terminal:
+            click.echo()  # answers have paragraphs; at a terminal the next prompt parts them
+        show = keep_quiet if self._as_json else print_piece
+        generation = generate(self.decoder, self._answer, show=show, interrupted=interrupted)
+        if self._as_json:
+            print_json(answer_json(generation, self._bundle, self.decoder), in_a_line=True)
+        else:
+            click.echo()
         return generation
 
     def _prompt(self) -> list[int]:

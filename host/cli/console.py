@@ -89,8 +89,8 @@ def _line(text: str) -> str:
     return visible(text.strip().replace("\n", "\ufffd"))
 
 
-def print_json(value: Any) -> None:
-    text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
+def print_json(value: Any, *, in_a_line: bool = False) -> None:
+    text = json.dumps(value, indent=None if in_a_line else 1, ensure_ascii=False, allow_nan=False)
     # What in a path is no UTF-8 is escaped, so that all of it is.
     click.echo(re.sub("[\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text))
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from hexgraft.host.bundle import Bundle
 from hexgraft.host.cli.console import say
 from hexgraft.host.decode import Decoder, Round
 from hexgraft.host.stats import Stats
@@ -89,6 +90,10 @@ def _rounds(
             return
 
 
+def keep_quiet(text: str) -> None:
+    """In the place of `print_piece` with --json, whose object has the text."""
+
+
 def print_piece(text: str) -> None:
     """A piece of an answer, on stdout at once."""
     click.echo(text, nl=False)
@@ -112,6 +117,19 @@ def summary(stats: Stats, finish: str | None) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def answer_json(generation: Generation, bundle: Bundle, decoder: Decoder) -> dict[str, Any]:
+    """For --json: an answer, and what it came from."""
+    return {
+        "text": generation.text,
+        "tokens": generation.tokens,
+        "finish": generation.finish,
+        "bundle": bundle.digest,
+        "drafter": decoder.drafter.name,
+        "verifier": decoder.verifier.name,
+        "stats": decoder.stats.as_dict(),
+    }
 
 
 def logprobs_json(logprobs: list[TokenLogprob], codec: TextCodec, best: int) -> list[dict[str, Any]]:

@@ -11,7 +11,15 @@ import click
 
 from hexgraft.host.cli.authors import authors_option, take_authors
 from hexgraft.host.cli.console import print_json, say, stderr, streams_meet, token_progress
-from hexgraft.host.cli.generation import Generation, generate, logprobs_json, print_piece, summary
+from hexgraft.host.cli.generation import (
+    Generation,
+    answer_json,
+    generate,
+    keep_quiet,
+    logprobs_json,
+    print_piece,
+    summary,
+)
 from hexgraft.host.cli.given_text import TEXT_LIMIT, decode_text, read_text
 from hexgraft.host.cli.interrupt import interruptible
 from hexgraft.host.cli.options import (
@@ -113,15 +121,7 @@ def run(bundle: Path, dash: str | None, prompt: str | None, file: Path | None, *
         )
         generation = _decode(decoder, answer, ids, options, tracing, recovery)
     if as_json:
-        result: dict[str, Any] = {
-            "text": generation.text,
-            "tokens": generation.tokens,
-            "finish": generation.finish,
-            "bundle": opened.digest,
-            "drafter": decoder.drafter.name,
-            "verifier": decoder.verifier.name,
-            "stats": decoder.stats.as_dict(),
-        }
+        result = answer_json(generation, opened, decoder)
         if options["logprobs"] is not None:
             result["logprobs"] = logprobs_json(generation.logprobs, codec, options["logprobs"])
         print_json(result)
@@ -165,7 +165,7 @@ def _decode(
     held: list[str] = []
     show: Callable[[str], None] = held.append if options["show_tree"] and streams_meet() else print_piece
     if options["as_json"]:
-        show = _keep_quiet
+        show = keep_quiet
     try:
         with interruptible() as interrupted:
             generation = generate(
@@ -177,10 +177,6 @@ def _decode(
             print_piece("".join(held))
     tracing.end(decoder, generation.finish)
     return generation
-
-
-def _keep_quiet(text: str) -> None:
-    """With --json the text is in the object at the end."""
 
 
 def read_prompt(prompt: str | None, file: Path | None, dash: str | None) -> str:

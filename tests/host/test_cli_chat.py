@@ -28,9 +28,25 @@ def test_each_line_is_a_turn_and_only_answers_are_printed(bundle: Path, tmp_path
     assert talk["bundle"] == open_bundle(bundle).digest
     assert [m["role"] for m in talk["messages"]] == ["system", "user", "assistant", "user", "assistant"]
     answers = [m["content"] for m in talk["messages"] if m["role"] == "assistant"]
-    assert result.stdout == "".join(answer + "\n" for answer in answers)
+    assert result.stdout == "\n".join(answer + "\n" for answer in answers)
     single = hexgraft("run", bundle, "-p", "the fox", "--max-tokens", "9", "--system", "Be kind.")
     assert single.stdout == answers[0] + "\n"
+
+
+def test_json_is_an_object_a_line(bundle: Path, tmp_path: Path) -> None:
+    """As `run --json` gives it, in the same order of turns as the text."""
+    saved = tmp_path / "talk.json"
+    script = f"the fox\n/stats\nthe dog\n/save {saved}\n"
+    result = hexgraft("chat", bundle, "--max-tokens", "9", "--json", input=script)
+    assert result.exit_code == 0
+    found = [json.loads(line) for line in result.stdout.splitlines()]
+    talk = json.loads(saved.read_text(encoding="utf-8"))["messages"]
+    assert [each["text"] for each in found] == [m["content"] for m in talk if m["role"] == "assistant"]
+    alone = json.loads(hexgraft("run", bundle, "-p", "the fox", "--max-tokens", "9", "--json").stdout)
+    assert [{*each} for each in found] == [{*alone}] * 2
+    assert {**found[0], "stats": {}} == {**alone, "stats": {}}
+    assert [each["stats"]["tokens"] for each in found] == [9, 9]
+    assert found[1]["stats"]["reused_tokens"] > 0
 
 
 def test_trees_and_plain_decoding_hold_the_same_conversation(bundle: Path) -> None:
