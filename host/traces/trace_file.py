@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from fcntl import LOCK_EX, LOCK_NB, flock
 from itertools import pairwise
 from pathlib import Path
 from shlex import quote
@@ -25,13 +26,15 @@ _DECODER = msgspec.json.Decoder(Header | TraceRound | End)
 class TraceWriter:
     """Writes records to a file line by line, so that an interrupted run keeps its trace.
 
-    A trace that stands at the name is replaced; any other file is refused with UsageError.
+    A trace that stands at the name is replaced; any other file is refused with UsageError, and so is a trace
+    that another run is writing.
     """
 
     def __init__(self, path: Path) -> None:
         try:
             check_replaced(path, _START, "trace", "--trace")
-            self._file = path.open("wb")
+            self._file = path.open("ab")
+            self._claim(path)
         except OSError as error:
             folder = quote(str(path.parent))
             raise UsageError(
@@ -39,6 +42,22 @@ class TraceWriter:
                 f"see `ls -ld {folder}`, or choose another name for --trace",
             ) from error
         self._path, self._encoder = path, msgspec.json.Encoder()
+
+    def _claim(self, path: Path) -> None:
+        """Take the file for this run alone, and empty it. Two runs that write one trace leave a mixture of
+        theirs, or one of them, and both would say that all went well."""
+        if not path.is_file():  # a pipe or a device is for whoever has it
+            return
+        try:
+            flock(self._file, LOCK_EX | LOCK_NB)
+        except BlockingIOError as error:
+            self._file.close()
+            raise UsageError(
+                f"another run is writing the trace {path}", "choose another name for --trace, or wait"
+            ) from error
+        except OSError:
+            pass  # a file system without locks
+        self._file.truncate(0)
 
     def write(self, record: Record) -> None:
         """Raises HexgraftError where the disk does not take it."""

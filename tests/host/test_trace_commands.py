@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from command import error_of, hexgraft, last_error_of
+from command import error_of, hexgraft, last_error_of, spawn
 
 from hexgraft.host.traces.trace import Record
 from hexgraft.host.traces.trace_file import TraceWriter, read_trace
@@ -80,6 +82,30 @@ def test_a_full_disk_ends_the_trace_and_not_the_run(
 def test_run_refuses_a_trace_it_cannot_write(bundle: Path, tmp_path: Path) -> None:
     done = hexgraft("run", bundle, "-p", TEXT, "--raw", "--trace", tmp_path / "no" / "run.jsonl")
     assert "cannot write the trace" in error_of(done)[0]
+
+
+def test_one_run_at_a_time_writes_a_trace(bundle: Path, tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    words = ("run", bundle, "-p", TEXT, "--raw", "--max-tokens", 5, "--trace", file)
+    assert hexgraft(*words).exit_code == 0
+    header, first = read_trace(file).header, file.read_bytes().splitlines(keepends=True)[0]
+    with TraceWriter(file) as writer:
+        writer.write(header)
+        done = hexgraft(*words)
+    assert error_of(done)[0] == f"another run is writing the trace {file}"
+    assert file.read_bytes() == first, "what the other run wrote is untouched"
+    assert hexgraft(*words).exit_code == 0
+    assert read_trace(file).end is not None
+
+
+def test_a_trace_may_go_to_a_pipe(bundle: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    words = ("run", bundle, "-p", TEXT, "--raw", "--max-tokens", "5", "--trace", pipe)
+    with spawn(*words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        records = [json.loads(line)["record"] for line in pipe.read_bytes().splitlines()]
+        assert process.wait(timeout=300) == 0
+    assert (records[0], records[-1]) == ("header", "end")
 
 
 def test_draws_record_more_candidates(traces: dict[str, Path]) -> None:
