@@ -76,7 +76,7 @@ def chat(bundle: Path, drop_oldest: bool, **options: Any) -> int:
     \b
     Examples:
       hexgraft chat smollm2 --system "Answer in one sentence."
-      printf 'My name is Ada.\\nWhat is my name?\\n' | hexgraft chat smollm2
+      printf 'What is the capital of France?\\nAnd of Italy?\\n' | hexgraft chat smollm2
       hexgraft chat smollm2 --json < questions.txt | jq -r .text
     """
     system = take_system(options)
