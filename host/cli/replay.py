@@ -70,7 +70,7 @@ def replay(trace: Path, bundle: Path, as_json: bool, **options: Any) -> int:
 
     \b
     Examples:
-      hexgraft replay letter.jsonl smollm2
+      hexgraft replay letter.jsonl smollm2 --backend runner
       hexgraft replay letter.jsonl smollm2 --widths bundle --reference-widths any --check-cache
     """
     recorded = read_trace(trace)
@@ -78,6 +78,8 @@ def replay(trace: Path, bundle: Path, as_json: bool, **options: Any) -> int:
     header = recorded.header
     _check(header, opened)
     ours, theirs = _sides(header, opened, options)
+    if all(ours[name] == theirs[name] for name in ("backend", "provider", "widths")):
+        say("note: both sessions are the same; choose another with --backend, --widths or --reference-widths")
     other = open_role(opened, "target", theirs)
     against = open_role(opened, "target", ours)
     check = CacheCheck(against, other, options["cache_noise"]) if options["check_cache"] else None

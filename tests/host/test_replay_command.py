@@ -25,10 +25,12 @@ def test_replay_of_the_same_session_finds_no_difference(bundle: Path, traces: di
     assert "Every logit is the same." in done.stdout
     assert "30 of 30 best tokens the same, max error 0." in done.stdout
     assert "Cache: no damage." in done.stdout
+    assert done.stderr.startswith("note: both sessions are the same; choose another")
 
 
 def test_replay_takes_widths_from_the_trace(bundle: Path, traces: dict[str, Path]) -> None:
     done = hexgraft("replay", traces["padded"], bundle, "--reference-widths", "any", "--json")
+    assert done.stderr == ""
     found = json.loads(done.stdout)
     assert found["other"]["widths"] == [1, 8, 16, 32]
     assert found["reference"]["widths"] is None
