@@ -211,7 +211,7 @@ class _Writer:
             self.digests[weights] = write_packed(graph, source, path, progress, kept, mark)
         else:
             self.digests[weights] = write_weights(graph, source, path, progress, kept, mark)
-        if self.options.attention != STACKED:  # no graph of the NPU is made from it
+        if self.options.attention == FUSED:  # such graphs have ONNX Runtime's own operators in any case
             join_norms(graph.proto)
         onnx.save(graph.proto, self.folder / file)
 

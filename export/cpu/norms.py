@@ -1,7 +1,8 @@
-"""An addition and the norm that reads it as one operator of ONNX Runtime's own, in graphs for the CPU alone.
+"""An addition and the norm that reads it as one operator of ONNX Runtime's own, in graphs with fused attention.
 
-A pass over one row is mostly many small nodes, and these are two of six that every layer has beside products
-and attention. The operator works row by row, so that bits are the same at every width.
+A pass over one row is many small nodes, of which a layer has few there: two of them less take 1 to 3 % off
+it. Beside attention of plain operators they bring nothing. The operator works row by row, so that bits are
+the same at every width.
 """
 
 from __future__ import annotations

@@ -55,10 +55,10 @@ def test_every_norm_of_the_residual_stream_is_joined(name: str, attention: str, 
         known.update(node.output)
 
 
-@pytest.mark.parametrize(("attention", "joined"), [(STACKED, False), (CHOSEN, True), (FUSED, True)])
+@pytest.mark.parametrize(("attention", "joined"), [(STACKED, False), (CHOSEN, False), (FUSED, True)])
 @pytest.mark.parametrize("precision", ["fp32", "w8", "w4a8"])
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
-def test_graphs_of_which_the_npu_has_none_are_joined(
+def test_graphs_with_fused_attention_are_joined(
     attention: str, joined: bool, precision: str, kind: str, tmp_path: Path
 ) -> None:
     folder = write_tiny_hf(tmp_path / "m", layers=4)
