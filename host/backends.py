@@ -19,8 +19,9 @@ from hexgraft.models.errors import UsageError
 BACKENDS = ("cpu", "htp-sim", "runner", "device")
 
 
-def parse_width_option(option: str | None, bundle: Bundle) -> tuple[int, ...] | None:
-    """`--widths`: None for any width, "bundle" for those the bundle declares, or numbers: "8,32"."""
+def parse_width_option(option: str | None, bundle: Bundle, name: str = "--widths") -> tuple[int, ...] | None:
+    """`--widths`, or what else an option of its kind is called: None for any width, "bundle" for those the
+    bundle declares, or numbers: "8,32"."""
     if option is None:
         return None
     if option == "bundle":
@@ -31,9 +32,15 @@ def parse_width_option(option: str | None, bundle: Bundle) -> tuple[int, ...] | 
         widths = ()
     if not widths or widths[0] < 1 or widths[-1] > 1024:
         raise UsageError(
-            f"--widths {option!r} is neither `bundle` nor numbers from 1 to 1024", "example: --widths 8,32"
+            f"{name} {option!r} is neither `bundle` nor numbers from 1 to 1024", f"example: {name} 8,32"
         )
     return widths
+
+
+def check_provider(backend: str, provider: str, name: str = "--backend") -> None:
+    """Raise UsageError for a provider that a backend, chosen with the option `name`, does not have."""
+    if backend == "cpu" and provider != "cpu":
+        raise UsageError(f"{name} cpu has no provider {provider}", f"add {name} runner or {name} device")
 
 
 def open_session(
@@ -58,10 +65,7 @@ def open_session(
             "add --backend htp-sim, or --provider htp with --backend runner or device",
         )
     if backend == "cpu":
-        if provider != "cpu":
-            raise UsageError(
-                f"--backend cpu has no provider {provider}", "add --backend runner or --backend device"
-            )
+        check_provider(backend, provider)
         if is_vendor(bundle.model(role)):
             return open_vendor_cpu(bundle, role, widths=widths, threads=threads)
         return CpuSession(bundle, role, widths=widths, whole=whole, threads=threads)

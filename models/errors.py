@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from shlex import quote
 
 OK = 0
 FAILED = 1
@@ -26,6 +28,11 @@ class HexgraftError(Exception):
         self.message = message
         self.hint = hint
         self.details = tuple(details)
+
+
+def look_at(path: Path) -> str:
+    """The hint where the system lets nobody read `path`: rights are the folder's or the file's."""
+    return f"see `ls -ld {quote(str(path))} {quote(str(path.parent))}`: it needs to be readable to you"
 
 
 class CheckpointError(HexgraftError):

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from itertools import zip_longest
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import click
 from rich.markup import escape
 
 from hexgraft.host.adb.session import PROVIDERS
-from hexgraft.host.backends import BACKENDS
+from hexgraft.host.backends import BACKENDS, check_provider
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cli.console import print_json, say, stdout, token_progress
 from hexgraft.host.cli.finite import Finite
 from hexgraft.host.cli.options import (
     answer_options,
     answer_text,
+    check_tree,
     draft_options,
     open_checked,
     open_decoder,
@@ -98,6 +100,7 @@ def compare(
         unused = next((o for name, o in typed_options().items() if name not in ("noise", "as_json")), None)
         if unused is not None:
             raise UsageError(f"two traces have no use for {unused}", "leave it out, or give one bundle")
+        _refuse_folders(first, second)
         a, b = read_trace(first), read_trace(second)
     elif first.is_dir():
         a, b = _both(first, read_prompt(prompt, file, None), options)
@@ -114,6 +117,19 @@ def compare(
     return FAILED if found.verdict == DIFFERENT else 0
 
 
+def _refuse_folders(first: Path, second: Path) -> None:
+    """A bundle goes alone; a trace and a bundle are what `replay` takes."""
+    for path, other in ((first, second), (second, first)):
+        if path.is_dir():
+            bundle, trace = quote(str(path)), quote(str(other))
+            raise UsageError(
+                f"{path} is a folder, and of two that are compared each is a trace, a file",
+                f"hexgraft replay {trace} {bundle}"
+                if other.is_file()
+                else f"hexgraft compare {bundle} -p PROMPT",
+            )
+
+
 def _both(path: Path, prompt: str, options: dict[str, Any]) -> tuple[Trace, Trace]:
     """The prompt decoded on both sessions of one bundle."""
     bundle = open_checked(path, options["no_verify"])
@@ -125,6 +141,12 @@ def _both(path: Path, prompt: str, options: dict[str, Any]) -> tuple[Trace, Trac
         "provider": options["with_provider"] or ("cpu" if options["with_backend"] else options["provider"]),
         "widths": None if options["with_widths"] == "any" else options["with_widths"],
     }
+    for side, backend, widths in (
+        (options, "--backend", "--widths"),
+        (second, "--with-backend" if options["with_backend"] else "--backend", "--with-widths"),
+    ):  # before one of them has decoded
+        check_provider(side["backend"], side["provider"], backend)
+        check_tree(options["tree_size"], side["widths"], bundle, widths)
     if all(options[name] == value for name, value in second.items()):
         say("note: both sessions are the same; choose another with --with-backend or --with-widths")
     sides = dict(options), options | second

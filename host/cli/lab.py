@@ -84,7 +84,8 @@ def lab(bundle: Path, **options: Any) -> None:
         return open_role(opened, role, options)
 
     target = session("target")
-    sizes = _fitting(asked, target.spec.tree_width)
+    narrowed = options["widths"] not in (None, "bundle")
+    sizes = _fitting(asked, target.spec.tree_width, narrowed=narrowed)
     check_prompts(prompts, encode, target.spec.capacity)
     stops = frozenset(opened.manifest.tokenizer.stop_tokens)
     decode = DecodeOptions(max_tokens=options["max_tokens"], tree_size=1, stops=stops, sampling=sampling)
@@ -126,14 +127,15 @@ def _sizes(text: str | None) -> list[int] | None:
     return sizes
 
 
-def _fitting(asked: list[int] | None, widest: int) -> list[int]:
-    """The sizes asked for, all of which must fit the target's widest graph; else the usual ones that do."""
+def _fitting(asked: list[int] | None, widest: int, *, narrowed: bool) -> list[int]:
+    """The sizes asked for, all of which must fit the target's widest graph; else the usual ones that do.
+    `narrowed` tells that --widths may have left out wider graphs."""
     sizes = asked or [size for size in SIZES if size <= widest] or [max(2, widest)]
     if sizes[-1] > widest:
-        hint = f"give at most {widest}, or export" if widest > 1 else "export"
+        way = "choose a wider --widths" if narrowed else "export with a wider --widths"
         raise UsageError(
             f"--tree-sizes {sizes[-1]} is wider than the target's widest graph, {widest}",
-            f"{hint} with a wider --widths",
+            f"give at most {widest}, or {way}" if widest > 1 else way,
         )
     return sizes
 

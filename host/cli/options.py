@@ -276,6 +276,7 @@ def open_decoder(bundle: Bundle, codec: TextCodec, answer: AnswerText, options: 
     verifier = make_verifier(options["verifier"], sampling.seed)
     name = _drafter_name(bundle, options)
     # What was typed is checked before a model is loaded, or pushed to a phone.
+    check_tree(options["tree_size"], options["widths"], bundle)
     open_draft = partial(open_role, bundle, "draft", options)
     make = _drafter(name, bundle, codec, options, open_draft, sampling, verifier)
     decode = DecodeOptions(
@@ -297,6 +298,17 @@ def open_decoder(bundle: Bundle, codec: TextCodec, answer: AnswerText, options: 
     )
     decode = replace(decode, tree_size=draft.size, tree_depth=draft.depth)
     return Decoder(target, draft.drafter, decode, verifier, answer.ends)
+
+
+def check_tree(asked: int | None, widths: str | None, bundle: Bundle, name: str = "--widths") -> None:
+    """Raise UsageError for a tree that does not fit the graphs that the option `name` was typed for; those of
+    the bundle are for the decoder to say."""
+    given = None if widths == "bundle" else parse_width_option(widths, bundle, name)
+    if asked is not None and given is not None and asked > given[-1]:
+        raise UsageError(
+            f"--tree-size {asked} is wider than {name} {widths}",
+            f"use --tree-size {given[-1]} or less, or a wider {name}",
+        )
 
 
 def _tree_size(asked: int | None, target: Session) -> int:

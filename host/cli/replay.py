@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import click
@@ -12,7 +13,7 @@ from rich.markup import escape
 
 from hexgraft.host.adb.phone import ROOT
 from hexgraft.host.adb.session import PROVIDERS
-from hexgraft.host.backends import BACKENDS
+from hexgraft.host.backends import BACKENDS, check_provider, parse_width_option
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cli.console import print_json, say, stdout
 from hexgraft.host.cli.finite import Finite
@@ -73,6 +74,12 @@ def replay(trace: Path, bundle: Path, as_json: bool, **options: Any) -> int:
       hexgraft replay letter.jsonl smollm2 --backend runner
       hexgraft replay letter.jsonl smollm2 --widths bundle --reference-widths any --check-cache
     """
+    if trace.is_dir():
+        given = quote(str(trace))
+        raise UsageError(
+            f"{trace} is a folder, and a trace is a file",
+            f"hexgraft replay {quote(str(bundle))} {given}" if bundle.is_file() else "give the trace first",
+        )
     recorded = read_trace(trace)
     opened = open_checked(bundle, options["no_verify"])
     header = recorded.header
@@ -139,6 +146,12 @@ def _sides(header: Header, bundle: Bundle, options: dict[str, Any]) -> tuple[dic
         "provider": options["reference_provider"],
         "widths": None if against == "any" else against,
     }
+    for side, backend, option in (
+        (other, "--backend", "--widths"),
+        (reference, "--reference", "--reference-widths" if options["reference_widths"] else "--widths"),
+    ):
+        check_provider(str(side["backend"]), str(side["provider"]), backend)
+        parse_width_option(side["widths"], bundle, option)
     refuse_unused(str(other["backend"]), options["reference"])
     build_where_it_is(reference, other)
     return options | reference, options | other

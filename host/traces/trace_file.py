@@ -3,6 +3,7 @@ inconsistent in themselves."""
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from contextlib import suppress
 from fcntl import LOCK_EX, LOCK_NB, flock
@@ -16,7 +17,7 @@ import msgspec
 
 from hexgraft.host.atomic_file import check_replaced
 from hexgraft.host.traces.trace import FORMAT, End, Header, Record, Trace, TraceError, TraceRound, tokens_hash
-from hexgraft.models.errors import HexgraftError, UsageError
+from hexgraft.models.errors import HexgraftError, UsageError, look_at
 
 HINT = "record it again: `hexgraft run BUNDLE -p PROMPT --trace FILE`"
 _START = b'{"record":"header"'
@@ -90,10 +91,12 @@ def read_trace(path: Path) -> Trace:
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
-        hint = "give the file that `hexgraft run --trace FILE` wrote; a bundle comes after it"
-        raise TraceError(
-            f"cannot read the trace {path}: {error.strerror}", hint if path.is_dir() else HINT
-        ) from error
+        hint = HINT
+        if error.errno == errno.EISDIR:
+            hint = "give the file that `hexgraft run --trace FILE` wrote"
+        elif error.errno == errno.EACCES:
+            hint = look_at(path)
+        raise TraceError(f"cannot read the trace {path}: {error.strerror}", hint) from error
     # What follows the last line end was being written when the run was cut off.
     whole = lines[:-1]
     trace = Trace(_header(whole[0] if whole else b"", path))

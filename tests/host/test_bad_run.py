@@ -63,6 +63,18 @@ def test_prompts_and_options(bundle: Path, arguments: tuple[str, ...], message: 
     assert result.exit_code == code
 
 
+def test_a_tree_wider_than_the_widths_of_this_run(bundle: Path) -> None:
+    """A bundle's own widths are for an export to change, those that were typed are not."""
+    typed = hexgraft("run", bundle, "-p", "a", "--widths", "1,8", "--tree-size", "16")
+    assert error_of(typed) == (
+        "--tree-size 16 is wider than --widths 1,8",
+        "use --tree-size 8 or less, or a wider --widths",
+    )
+    own = hexgraft("run", bundle, "-p", "a", "--widths", "bundle", "--tree-size", "64")
+    assert error_of(own)[1].endswith("or export with a wider --widths")
+    assert typed.exit_code == own.exit_code == 2
+
+
 def test_the_nearest_name_is_offered(bundle: Path) -> None:
     result = hexgraft("run", bundle, "-p", "a", "--draft", "best-first", "--draft-option", "max-fanout=3")
     assert error_of(result)[1] == "did you mean --draft-option max_fan_out=...?"

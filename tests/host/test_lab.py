@@ -151,7 +151,7 @@ def test_the_usual_sizes_are_those_that_fit_the_graphs(narrow: Path, tmp_path: P
         (
             ("--widths", "1"),
             "--tree-sizes 2 is wider than the target's widest graph, 1",
-            "export with a wider --widths",
+            "choose a wider --widths",
         ),
     ],
 )

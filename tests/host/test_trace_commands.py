@@ -257,3 +257,51 @@ def test_compare_says_what_it_needs(bundle: Path, traces: dict[str, Path]) -> No
     ):
         done = hexgraft("compare", *arguments)
         assert words in error_of(done)[0]
+
+
+def test_traces_and_bundles_in_another_order(bundle: Path, traces: dict[str, Path]) -> None:
+    trace = traces["plain"]
+    for arguments, hint in (
+        (("compare", bundle, trace), f"hexgraft replay {trace} {bundle}"),
+        (("compare", trace, bundle), f"hexgraft replay {trace} {bundle}"),
+        (("compare", bundle, bundle), f"hexgraft compare {bundle} -p PROMPT"),
+        (("replay", bundle, trace), f"hexgraft replay {trace} {bundle}"),
+        (("replay", bundle, bundle), "give the trace first"),
+        (("tree", bundle), "give the file that `hexgraft run --trace FILE` wrote"),
+    ):
+        done = hexgraft(*arguments)
+        assert error_of(done)[1] == hint
+
+
+def test_of_two_sessions_the_option_of_the_bad_one_is_named(bundle: Path, traces: dict[str, Path]) -> None:
+    both = ("compare", bundle, "-p", "x", "--backend", "cpu")
+    forced = ("replay", traces["plain"], bundle)
+    neither = "is neither `bundle` nor numbers from 1 to 1024"
+    for arguments, message, hint in (
+        ((*both, "--with-widths", "foo"), f"--with-widths 'foo' {neither}", "example: --with-widths 8,32"),
+        ((*both, "--widths", "foo"), f"--widths 'foo' {neither}", "example: --widths 8,32"),
+        (
+            (*both, "--with-widths", "8", "--tree-size", "16"),
+            "--tree-size 16 is wider than --with-widths 8",
+            "use --tree-size 8 or less, or a wider --with-widths",
+        ),
+        (
+            (*both, "--with-backend", "cpu", "--with-provider", "htp"),
+            "--with-backend cpu has no provider htp",
+            "add --with-backend runner or --with-backend device",
+        ),
+        (
+            (*forced, "--reference-widths", "foo"),
+            f"--reference-widths 'foo' {neither}",
+            "example: --reference-widths 8,32",
+        ),
+        ((*forced, "--widths", "foo"), f"--widths 'foo' {neither}", "example: --widths 8,32"),
+        (
+            (*forced, "--reference-provider", "htp"),
+            "--reference cpu has no provider htp",
+            "add --reference runner or --reference device",
+        ),
+    ):
+        done = hexgraft(*arguments)
+        assert error_of(done) == (message, hint)
+        assert done.exit_code == 2
