@@ -23,6 +23,8 @@ def whole_folder(path: Path, finished: Finished | None = None) -> Iterator[Path]
     What a killed export of the same identity left behind is gone on with; without `finished` the folder is
     empty.
     """
+    if not path.name:  # ".", which is what an empty text becomes, or "/"
+        raise ExportError(f"{path} is no name for a new folder", "example: -o bundle")
     if path.exists() or path.is_symlink():
         raise _exists(path)
     parent = path.resolve().parent

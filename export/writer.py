@@ -42,7 +42,7 @@ from hexgraft.models.decoder import build_decoder
 from hexgraft.models.errors import ExportError
 from hexgraft.models.graph import Graph
 from hexgraft.models.head_checkpoint import HeadCheckpoint
-from hexgraft.models.tokenizer import vocab_hash
+from hexgraft.models.tokenizer import load_tokenizer, vocab_hash
 from hexgraft.models.vocabulary import fit_draft
 
 DEFAULT_WIDTHS = (1, 8, 16, 32, 128)
@@ -283,7 +283,7 @@ def write_tokenizer(tokenizer: TokenizerFiles, folder: Path) -> TokenizerEntry:
         stop_tokens=list(tokenizer.stop_tokens),
         bos=tokenizer.bos,
         special=dict(tokenizer.special),
-        vocab_hash=vocab_hash(tokenizer.tokenizer_json),
+        vocab_hash=vocab_hash(load_tokenizer(tokenizer.tokenizer_json, "tokenizer")),
         generation=dict(tokenizer.generation),
     )
 

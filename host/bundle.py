@@ -8,13 +8,14 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 import msgspec
+from tokenizers import Tokenizer
 
 from hexgraft.host.layout import check_layout, is_vendor
 from hexgraft.host.manifest import FORMAT, MANIFEST, GraphEntry, Manifest, ModelEntry
 from hexgraft.host.manifest_head import check_head
-from hexgraft.models.errors import BundleError
+from hexgraft.models.errors import BundleError, CheckpointError
 from hexgraft.models.file_names import clip, is_inner_path
-from hexgraft.models.tokenizer import vocab_hash
+from hexgraft.models.tokenizer import load_tokenizer, vocab_hash
 
 EXPORT_HINT = "make it again with `hexgraft export`"
 _MANIFEST_LIMIT = 16 << 20
@@ -80,17 +81,26 @@ class Bundle:
                     f"{self.file(name)} is not the file that was exported: sha256 differs", EXPORT_HINT
                 )
         tokenizer = self.file(self.manifest.tokenizer.file)
-        if vocab_hash(_tokenizer_text(tokenizer)) != self.manifest.tokenizer.vocab_hash:
+        if vocab_hash(read_tokenizer(tokenizer)) != self.manifest.tokenizer.vocab_hash:
             raise BundleError(
                 f"{tokenizer} has not the vocabulary that the manifest was made of", EXPORT_HINT
             )
 
 
-def _tokenizer_text(path: Path) -> str:
+def read_tokenizer(path: Path) -> Tokenizer:
+    """A bundle's tokenizer; raises BundleError for a file that is none."""
+    try:
+        return load_tokenizer(read_part(path), str(path), EXPORT_HINT)
+    except CheckpointError as error:
+        raise BundleError(error.message, error.hint) from error
+
+
+def read_part(path: Path) -> str:
+    """The text of one of a bundle's files; raises BundleError where it is none."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise BundleError(f"{path} is not UTF-8 text", EXPORT_HINT) from error
+        raise BundleError(f"{path} is not UTF-8 text: {error.reason}", EXPORT_HINT) from error
 
 
 def open_bundle(path: Path) -> Bundle:

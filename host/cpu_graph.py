@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import onnxruntime as ort
 
-from hexgraft.models.errors import BundleError
+from hexgraft.models.errors import BundleError, look_at
 from hexgraft.models.file_names import is_utf8
 
 
@@ -26,5 +27,9 @@ def load_cpu_graph(file: Path, threads: int, hint: str) -> ort.InferenceSession:
     try:
         return ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime raises types of its own that share no base class but this one
+        # The graph, or the weights beside it: to make them again would not help.
+        for each in (file, *sorted(file.parent.iterdir())):
+            if each.exists() and not os.access(each, os.R_OK):
+                raise BundleError(f"{each} is not readable", look_at(each)) from error
         reason = str(error).strip().splitlines()[0]
         raise BundleError(f"ONNX Runtime {ort.__version__} cannot load {file}: {reason}", hint) from error

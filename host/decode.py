@@ -270,7 +270,10 @@ class Decoder:
         visible = tree_visibility(self.committed, tree.ancestors())
         rows = self.session.forward(tree.tokens.tolist(), positions, visible)
         clock.lap("target host", inside=("target", rows.seconds))
-        walk = self._walker.walk(tree, rows, self._history, self.committed)
+        try:
+            walk = self._walker.walk(tree, rows, self._history, self.committed)
+        except NotFinite as error:
+            raise NotFinite(self.session.spec.provider) from error
         clock.lap("verify")
         return walk, rows
 

@@ -15,11 +15,12 @@ _BLOCK = 128
 class NotFinite(DecodeError):
     """A row of logits holds NaN or no finite number at all."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            "the logits are not finite",
-            "compare this session with --backend cpu; overflow in fp16 is the usual cause",
-        )
+    def __init__(self, provider: str | None = None) -> None:
+        """`provider` is that of the session, where it is known."""
+        hint = "compare this session with --backend cpu; overflow in fp16 is the usual cause"
+        if provider == "cpu":  # float32 does not overflow by itself: the weights are at fault
+            hint = "check the bundle's files by leaving out --no-verify; if they are whole, export again"
+        super().__init__("the logits are not finite", hint)
 
 
 def top_tokens(row: NDArray[np.floating], k: int) -> Ints:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from hexgraft.host.bundle import EXPORT_HINT, Bundle
+from hexgraft.host.bundle import Bundle, read_part, read_tokenizer
 from hexgraft.models.chat import Message, render_chat
-from hexgraft.models.errors import BundleError, DecodeError, UsageError
-from hexgraft.models.tokenizer import load_tokenizer
+from hexgraft.models.errors import DecodeError, UsageError
 
 _WINDOW = 4
 """Tokens that are decoded again with every new one; a character has at most four bytes."""
@@ -34,11 +32,11 @@ class TextCodec:
     def __init__(self, bundle: Bundle) -> None:
         entry = bundle.manifest.tokenizer
         file = bundle.file(entry.file)
-        self._tokenizer: Tokenizer = load_tokenizer(_read(file), str(file))
+        self._tokenizer: Tokenizer = read_tokenizer(file)
         self._entry = entry
         self._template = None
         if entry.chat_template is not None:
-            self._template = _read(bundle.file(entry.chat_template))
+            self._template = read_part(bundle.file(entry.chat_template))
         added = self._tokenizer.get_added_tokens_decoder().values()
         self._specials = [token.content for token in added if token.special]
 
@@ -181,10 +179,3 @@ class TextStream:
     def _decode(self, tokens: list[int]) -> str:
         text: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
         return text
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise BundleError(f"{file} is not UTF-8 text: {error.reason}", EXPORT_HINT) from error

@@ -57,13 +57,16 @@ def render_chat(
             f"the model's chat template is malformed: {error.message} (line {error.lineno})", _HINT
         ) from error
     except _Refused as error:
-        raise HexgraftError(f"the model's chat template refuses these messages: {error}") from error
+        raise HexgraftError(
+            f"the model's chat template refuses these messages: {error}",
+            f"leave out what it does not take, such as --system, or {_HINT}",
+        ) from error
     except Exception as error:  # a template is a foreign program: it may raise anything
         detail = str(error) or type(error).__name__
         raise HexgraftError(f"the model's chat template fails on these messages: {detail}", _HINT) from error
 
 
-_HINT = "give the prompt raw, without a chat template"
+_HINT = "do without the template: `hexgraft run BUNDLE --raw -p TEXT`"
 
 
 class _Refused(jinja2.TemplateError):

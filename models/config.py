@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hexgraft.models.errors import CheckpointError
+from hexgraft.models.errors import CheckpointError, DamagedError
 
 ACTIVATIONS = ("silu", "gelu_tanh")
 
@@ -23,9 +23,9 @@ class Rope:
 
     def __post_init__(self) -> None:
         if self.dim != 2 * len(self.frequencies):
-            raise CheckpointError(f"RoPE over {self.dim} dimensions with {len(self.frequencies)} frequencies")
+            raise DamagedError(f"RoPE over {self.dim} dimensions with {len(self.frequencies)} frequencies")
         if not all(0 <= frequency <= 1e3 for frequency in self.frequencies) or not 0 < self.scale <= 1e3:
-            raise CheckpointError("RoPE scaling that gives frequencies or a scale beyond reason")
+            raise DamagedError("RoPE scaling that gives frequencies or a scale beyond reason")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +81,9 @@ class ModelConfig:
         sizes = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "context")
         for name in sizes:
             if getattr(self, name) < 1:
-                raise CheckpointError(f"model config: {name} is {getattr(self, name)}, must be at least 1")
+                raise DamagedError(f"model config: {name} is {getattr(self, name)}, must be at least 1")
         if self.heads % self.kv_heads:
-            raise CheckpointError(
+            raise DamagedError(
                 f"model config: {self.heads} query heads cannot be shared by {self.kv_heads} key/value heads"
             )
         if self.activation not in ACTIVATIONS:

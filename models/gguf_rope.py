@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hexgraft.models.config import Rope
-from hexgraft.models.errors import CheckpointError
+from hexgraft.models.errors import CheckpointError, DamagedError
 from hexgraft.models.gguf_file import GgufFile
 from hexgraft.models.json_file import Fields
 from hexgraft.models.partial_rope import padded_rope
@@ -89,6 +89,6 @@ def _resolve(file: GgufFile, fields: Fields, family: str, dim: int, theta: float
 def _factors(file: GgufFile, name: str, dim: int) -> list[float]:
     tensor = file.tensors[name]
     if tensor.shape != (dim // 2,) or tensor.kind.name != "F32":
-        raise CheckpointError(f"tensor {name} of {file.path} is not {dim // 2} factors in F32")
+        raise DamagedError(f"tensor {name} of {file.path} is not {dim // 2} factors in F32")
     factors: list[float] = file.rows(tensor, 0, 1).view(np.float32)[0].tolist()
     return factors

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from hexgraft.models.checkpoint import TokenizerFiles
-from hexgraft.models.errors import CheckpointError
+from hexgraft.models.errors import CheckpointError, DamagedError
 from hexgraft.models.gguf_file import GgufFile
 from hexgraft.models.gguf_spm import spm_merges, spm_parts
 from hexgraft.models.tokenizer import load_tokenizer, require_ids, stop_tokens
@@ -82,7 +82,7 @@ def tokenizer_from_gguf(file: GgufFile, vocab: int) -> TokenizerFiles:
     }
     template = file.fields.get("tokenizer.chat_template")
     if template is not None and not isinstance(template, str):
-        raise CheckpointError(f"{where}: tokenizer.chat_template is not a string")
+        raise DamagedError(f"{where}: tokenizer.chat_template is not a string")
     control = {token: number for number, token in enumerate(tokens) if kinds[number] == _CONTROL}
     named = [number for key in ("eos_token_id", "eot_token_id") if (number := _id(file, key, tokens)) >= 0]
     bos = _id(file, "bos_token_id", tokens)
@@ -124,25 +124,23 @@ def _model(file: GgufFile) -> tuple[str, str]:
 def _tokens(file: GgufFile) -> tuple[list[str], list[int]]:
     tokens = file.fields.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not tokens or not all(isinstance(token, str) for token in tokens):
-        raise CheckpointError(f"{file.path} has no tokens (tokenizer.ggml.tokens)")
+        raise DamagedError(f"{file.path} has no tokens (tokenizer.ggml.tokens)")
     if len(set(tokens)) != len(tokens):
-        raise CheckpointError(f"{file.path}: tokenizer.ggml.tokens has a token twice")
+        raise DamagedError(f"{file.path}: tokenizer.ggml.tokens has a token twice")
     kinds = file.fields.get("tokenizer.ggml.token_type", [_NORMAL] * len(tokens))
     if not isinstance(kinds, list) or len(kinds) != len(tokens):
-        raise CheckpointError(f"{file.path}: tokenizer.ggml.token_type does not have one entry a token")
+        raise DamagedError(f"{file.path}: tokenizer.ggml.token_type does not have one entry a token")
     return tokens, kinds
 
 
 def _merges(file: GgufFile) -> list[list[str]]:
     merges = file.fields.get("tokenizer.ggml.merges")
     if not isinstance(merges, list):
-        raise CheckpointError(f"{file.path} has no merges (tokenizer.ggml.merges)")
+        raise DamagedError(f"{file.path} has no merges (tokenizer.ggml.merges)")
     pairs = [str(merge).split(" ") for merge in merges]
     for pair in pairs:
         if len(pair) != 2:
-            raise CheckpointError(
-                f"{file.path}: {' '.join(pair)[:80]!r} in tokenizer.ggml.merges is not a pair"
-            )
+            raise DamagedError(f"{file.path}: {' '.join(pair)[:80]!r} in tokenizer.ggml.merges is not a pair")
     return pairs
 
 
@@ -150,7 +148,7 @@ def _id(file: GgufFile, key: str, tokens: list[str]) -> int:
     """A token id of the metadata, -1 if it is not there."""
     number = file.fields.get(f"tokenizer.ggml.{key}", -1)
     if not isinstance(number, int):
-        raise CheckpointError(f"{file.path}: tokenizer.ggml.{key} is not a token id")
+        raise DamagedError(f"{file.path}: tokenizer.ggml.{key} is not a token id")
     if number != -1:
         require_ids((number,), len(tokens), f"{file.path}: tokenizer.ggml.{key}")
     return number
@@ -169,12 +167,12 @@ def bpe_parts(known: dict[str, int], merges: list[list[str]], pre: str) -> dict[
 def _spm_settings(file: GgufFile, tokens: list[str], known: dict[str, int]) -> dict[str, Any]:
     scores = file.fields.get("tokenizer.ggml.scores")
     if not isinstance(scores, list) or len(scores) != len(tokens):
-        raise CheckpointError(f"{file.path}: tokenizer.ggml.scores does not have one entry a token")
+        raise DamagedError(f"{file.path}: tokenizer.ggml.scores does not have one entry a token")
     if not all(isinstance(score, float) and math.isfinite(score) for score in scores):
-        raise CheckpointError(f"{file.path}: tokenizer.ggml.scores holds something that is not a number")
+        raise DamagedError(f"{file.path}: tokenizer.ggml.scores holds something that is not a number")
     longest = max(map(len, known), default=0)
     if longest > LONGEST_PIECE:
-        raise CheckpointError(f"{file.path} has a token of {longest} letters, which no tokenizer needs")
+        raise DamagedError(f"{file.path} has a token of {longest} letters, which no tokenizer needs")
     unknown = _id(file, "unknown_token_id", tokens)
     model = {
         "unk_token": tokens[unknown] if unknown >= 0 else None,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hexgraft.models.blocks import require_finite, row_ranges
 from hexgraft.models.checkpoint import Checkpoint
-from hexgraft.models.errors import CheckpointError
+from hexgraft.models.errors import CheckpointError, DamagedError, UnsupportedError
 from hexgraft.models.features import eagle3_features, eagle_features
 from hexgraft.models.file_names import clip, readable_name
 from hexgraft.models.head_config import EAGLE, EAGLE3, HeadConfig, head_shapes
@@ -182,7 +182,7 @@ class HeadCheckpoint:
             features = eagle_features(target.layers)
             return HeadConfig(EAGLE, layer, rows, features, target.hidden, "fc_bias" in self._names)
         if layer.layers != 1:
-            raise CheckpointError(f"{where}: an EAGLE-3 head has one layer, this one {layer.layers}")
+            raise UnsupportedError(f"{where}: an EAGLE-3 head has one layer, this one {layer.layers}")
         features = eagle3_features(target.layers)
         _check_layers(values, features, where)
         return HeadConfig(EAGLE3, layer, rows, features, target.hidden)
@@ -226,7 +226,7 @@ class HeadCheckpoint:
                 raise CheckpointError(f"{self.path} has no tensor for {name}", "download the complete folder")
             kind, shape = self._tensors.header(self._names[name])
             if shape != self._shapes[name]:
-                raise CheckpointError(
+                raise DamagedError(
                     f"tensor {self._names[name]} of {self.path} has shape {list(shape)}, a head of "
                     f"{self._target.name} has {list(self._shapes[name])}"
                 )
@@ -283,7 +283,7 @@ def _check_layers(values: dict[str, Any], features: tuple[int, ...], where: str)
     inner = nested if isinstance(nested, dict) else {}
     named = values.get("eagle_aux_hidden_state_layer_ids") or inner.get("eagle_aux_hidden_state_layer_ids")
     if named and named not in ([*features], [layer - 1 for layer in features]):
-        raise CheckpointError(
+        raise UnsupportedError(
             f"{where}: the head reads the target's layers {str(named)[:40]}, supported are {list(features)}"
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hexgraft.models.config import ModelConfig
-from hexgraft.models.errors import CheckpointError
+from hexgraft.models.errors import CheckpointError, DamagedError, UnsupportedError
 from hexgraft.models.hf_rope import rope_from_hf
 from hexgraft.models.json_file import Fields
 
@@ -71,9 +71,9 @@ def config_from_hf(values: dict[str, Any], where: str = "config.json") -> ModelC
     heads, hidden = fields.integer("num_attention_heads"), fields.integer("hidden_size")
     layers = fields.integer("num_hidden_layers")
     if layers > MAX_LAYERS:
-        raise CheckpointError(f"{where}: {layers} layers are more than the {MAX_LAYERS} hexgraft takes")
+        raise UnsupportedError(f"{where}: {layers} layers are more than the {MAX_LAYERS} hexgraft takes")
     if fields.values.get("head_dim") is None and hidden % heads:
-        raise CheckpointError(f"{where}: hidden_size {hidden} does not divide into {heads} heads")
+        raise DamagedError(f"{where}: hidden_size {hidden} does not divide into {heads} heads")
     head_dim = fields.integer("head_dim", max(1, hidden // heads))
     context = fields.integer("max_position_embeddings")
     rope = rope_from_hf(fields, family, head_dim, context)
@@ -103,7 +103,7 @@ def config_from_hf(values: dict[str, Any], where: str = "config.json") -> ModelC
 def _text_part(values: dict[str, Any], where: str) -> dict[str, Any]:
     inner = values.get("text_config")
     if not isinstance(inner, dict):
-        raise CheckpointError(f"{where} has no text_config")
+        raise DamagedError(f"{where} has no text_config")
     return {"tie_word_embeddings": values.get("tie_word_embeddings", True)} | inner
 
 
@@ -172,7 +172,7 @@ def _layers(fields: Fields, family: str, layers: int) -> dict[str, Any]:
     if local or family == "gemma3_text":
         switches |= {"window": window if local else None, "local_layers": local}
     if fields.flag("use_bidirectional_attention"):
-        raise CheckpointError(
+        raise UnsupportedError(
             f"{fields.where}: use_bidirectional_attention makes an encoder, which does not generate"
         )
     return switches
@@ -184,7 +184,7 @@ def _nope_layers(fields: Fields, layers: int) -> tuple[int, ...]:
         step = fields.integer("no_rope_layer_interval")
         return tuple(i for i in range(layers) if (i + 1) % step == 0)
     if not isinstance(marks, list) or len(marks) < layers or not all(mark in (0, 1) for mark in marks):
-        raise CheckpointError(f"{fields.where}: no_rope_layers is not a list of a 0 or 1 for each layer")
+        raise DamagedError(f"{fields.where}: no_rope_layers is not a list of a 0 or 1 for each layer")
     return tuple(i for i in range(layers) if not marks[i])
 
 
@@ -200,10 +200,10 @@ def _local_layers(fields: Fields, family: str, layers: int, nope: tuple[int, ...
     kinds = fields.values.get("layer_types")
     if kinds is not None:
         if not isinstance(kinds, list) or len(kinds) < layers:
-            raise CheckpointError(f"{fields.where}: layer_types is not a list of one type for each layer")
+            raise DamagedError(f"{fields.where}: layer_types is not a list of one type for each layer")
         other = [kind for kind in kinds if kind not in ("full_attention", "sliding_attention")]
         if other:
-            raise CheckpointError(f"{fields.where}: layers of type {other[0]} are not supported")
+            raise UnsupportedError(f"{fields.where}: layers of type {other[0]} are not supported")
         return tuple(i for i in range(layers) if kinds[i] == "sliding_attention")
     if family == "gemma2":
         return tuple(range(0, layers, 2))
@@ -213,7 +213,7 @@ def _local_layers(fields: Fields, family: str, layers: int, nope: tuple[int, ...
     if family in ("qwen2", "qwen3"):
         first = fields.values.get("max_window_layers")
         if isinstance(first, bool) or not isinstance(first, int) or first < 0:
-            raise CheckpointError(f"{fields.where}: max_window_layers is not a whole number")
+            raise DamagedError(f"{fields.where}: max_window_layers is not a whole number")
         return tuple(range(first, layers))
     return nope if family == "smollm3" else tuple(range(layers))
 
@@ -222,6 +222,6 @@ def _require_full_layers(fields: Fields, family: str) -> None:
     kinds = fields.values.get("layer_types") or []
     other = [kind for kind in kinds if kind != "full_attention"] if isinstance(kinds, list) else [kinds]
     if other:
-        raise CheckpointError(
+        raise UnsupportedError(
             f"{fields.where}: layers of type {other[0]} are not supported in {family} without a window"
         )

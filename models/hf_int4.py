@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hexgraft.models.errors import CheckpointError
+from hexgraft.models.errors import CheckpointError, DamagedError, UnsupportedError
 from hexgraft.models.gguf_blocks import BLOCK, Blocks
 from hexgraft.models.json_file import Fields
 
@@ -49,7 +49,7 @@ class Packing:
         """The shapes of the tensors that stand for a matrix [out, in]; raises CheckpointError."""
         out, inner = shape
         if out % self.each or inner % self.each:
-            raise CheckpointError(f"a matrix of {out} x {inner} cannot be packed in {self.bits} bits")
+            raise UnsupportedError(f"a matrix of {out} x {inner} cannot be packed in {self.bits} bits")
         groups = self.groups(inner)
         packed = (inner // self.each, out) if self.method == "gptq" else (inner, out // self.each)
         return {"qweight": packed, "qzeros": (groups, out // self.each), "scales": (groups, out)}
@@ -74,7 +74,7 @@ def packing_from_hf(values: dict[str, Any], where: str) -> Packing | None:
     if settings is None:
         return None
     if not isinstance(settings, dict):
-        raise CheckpointError(f"{where}: quantization_config is not an object")
+        raise DamagedError(f"{where}: quantization_config is not an object")
     fields = Fields(settings, f"{where}, quantization_config")
     method = fields.text("quant_method", "unnamed")
     if method not in METHODS:
@@ -84,7 +84,7 @@ def packing_from_hf(values: dict[str, Any], where: str) -> Packing | None:
         )
     bits = fields.integer("bits", 4)
     if bits not in ((2, 4, 8) if method == "gptq" else (4,)):
-        raise CheckpointError(f"{where}: {method} with {bits} bits is not supported")
+        raise UnsupportedError(f"{where}: {method} with {bits} bits is not supported")
     if method == "awq" and fields.text("version", "gemm").lower() != "gemm":
         raise CheckpointError(f"{where}: AWQ of version {settings['version']} is not supported", "use gemm")
     size = settings.get("group_size", 128)
@@ -107,7 +107,7 @@ def dequantised(
     place: NDArray[np.intp] | NDArray[np.int32] = packing.consecutive(inner)
     if order is not None:
         if order.min(initial=0) < 0 or order.max(initial=0) >= count:
-            raise CheckpointError(f"a quantised matrix names a group beyond its {count} in g_idx")
+            raise DamagedError(f"a quantised matrix names a group beyond its {count} in g_idx")
         place = order
     rows = values.astype(np.float32)
     rows -= zeros[place]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hexgraft.models.config import Rope
-from hexgraft.models.errors import CheckpointError
+from hexgraft.models.errors import CheckpointError, DamagedError, UnsupportedError
 from hexgraft.models.json_file import Fields
 from hexgraft.models.partial_rope import padded_rope
 from hexgraft.models.rope_scaling import (
@@ -65,7 +65,7 @@ def rope_from_hf(fields: Fields, family: str, head_dim: int, context: int) -> Hf
     if family == "gemma3_text":
         inner = _settings(fields, "sliding_attention")
         if inner.text("rope_type", "default") != "default":
-            raise CheckpointError(f"{fields.where}: RoPE scaling of the sliding layers is not supported")
+            raise UnsupportedError(f"{fields.where}: RoPE scaling of the sliding layers is not supported")
         local = plain_rope(dim, inner.number("rope_theta", fields.number("rope_local_base_freq")))
     if kind == "yarn" and settings.values.get("original_max_position_embeddings") is not None:
         context = yarn_context(context, settings.number("factor", 1.0), original)
@@ -89,7 +89,7 @@ def _settings(fields: Fields, layer_type: str | None) -> Fields:
             elif layer_type == "sliding_attention":
                 value = {}
         if not isinstance(value, dict):
-            raise CheckpointError(f"{fields.where}: {key} is not an object")
+            raise DamagedError(f"{fields.where}: {key} is not an object")
         merged |= value
     return Fields(merged, f"{fields.where}, RoPE settings")
 
@@ -113,7 +113,7 @@ def _resolve(settings: Fields, kind: str, dim: int, theta: float, context: int, 
         scale = settings.number("attention_factor", longrope_scale(factor, original))
         factors = settings.values.get("short_factor")
         if not isinstance(factors, list) or not all(isinstance(f, int | float) for f in factors):
-            raise CheckpointError(f"{settings.where}: short_factor is not a list of numbers")
+            raise DamagedError(f"{settings.where}: short_factor is not a list of numbers")
         return factored_rope(dim, theta, factors, scale)
     raise CheckpointError(
         f"{settings.where}: RoPE scaling of type {kind} is not supported",

@@ -9,7 +9,7 @@ import ml_dtypes  # noqa: F401  (gives numpy, and with it safetensors, the type 
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from hexgraft.models.errors import CheckpointError
+from hexgraft.models.errors import CheckpointError, DamagedError
 from hexgraft.models.file_names import clip, is_file_name
 from hexgraft.models.json_file import read_json
 
@@ -37,7 +37,7 @@ class HfTensors:
             self._headers[file] = read_headers(self.path / file)
         header = self._headers[file].get(name)
         if header is None:
-            raise CheckpointError(f"tensor {name} is not in {self.path / file}, where the index puts it")
+            raise DamagedError(f"tensor {name} is not in {self.path / file}, where the index puts it")
         return header
 
     def require(self, name: str, shape: tuple[int, ...], kinds: dict[str, str] = DTYPES) -> str:
@@ -45,7 +45,7 @@ class HfTensors:
         kind, found = self.header(name)
         shard = self.path / self.files[name]
         if found != shape:
-            raise CheckpointError(
+            raise DamagedError(
                 f"tensor {name} of {shard} has shape {list(found)}, config.json asks for {list(shape)}"
             )
         if kind not in kinds:
@@ -62,7 +62,7 @@ class HfTensors:
             with safe_open(shard, framework="numpy") as file:
                 part: NDArray[Any] = file.get_slice(name)[where if len(where) > 1 else where[0]]
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"tensor {name} of {shard} cannot be read: {error}") from error
+            raise DamagedError(f"tensor {name} of {shard} cannot be read: {error}") from error
         return part
 
 
@@ -92,10 +92,10 @@ def _tensor_files(path: Path) -> dict[str, str]:
 def _index(path: Path) -> dict[str, str]:
     weights = read_json(path / INDEX).get("weight_map")
     if not isinstance(weights, dict) or not all(isinstance(file, str) for file in weights.values()):
-        raise CheckpointError(f"{path / INDEX} has no weight_map of tensor names to file names")
+        raise DamagedError(f"{path / INDEX} has no weight_map of tensor names to file names")
     for shard in sorted(set(weights.values())):
         if not is_file_name(shard):
-            raise CheckpointError(
+            raise DamagedError(
                 f"{path / INDEX} names {clip(shard)!r}, which is not a plain file name in the folder"
             )
         if not (path / shard).is_file():

@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from hexgraft.models.checkpoint import TokenizerFiles
-from hexgraft.models.errors import CheckpointError
+from hexgraft.models.errors import CheckpointError, DamagedError
 from hexgraft.models.hf_vocabulary import rebuilt_tokenizer
 from hexgraft.models.json_file import read_json, read_text
 from hexgraft.models.tokenizer import load_tokenizer, require_ids, stop_tokens
@@ -126,7 +126,7 @@ def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
         named = [item for item in value if isinstance(item, dict) and item.get("name") == "default"]
         value = named[0].get("template") if named else None
     if value is not None and not isinstance(value, str):
-        raise CheckpointError(f"{folder / 'tokenizer_config.json'}: chat_template is not a string")
+        raise DamagedError(f"{folder / 'tokenizer_config.json'}: chat_template is not a string")
     return value
 
 
@@ -140,7 +140,7 @@ def _stops_in(path: Path, values: dict[str, Any]) -> list[int]:
     value = values.get("eos_token_id")
     stops = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(stop, int) and not isinstance(stop, bool) for stop in stops):
-        raise CheckpointError(f"{path}: eos_token_id is neither a token id nor a list of them")
+        raise DamagedError(f"{path}: eos_token_id is neither a token id nor a list of them")
     return list(stops)
 
 
@@ -177,16 +177,12 @@ def _bos(tokenizer: Tokenizer, settings: dict[str, Any], special: dict[str, str]
     full = tokenizer.encode("a", add_special_tokens=True).ids
     leading = full[: next((i for i in range(len(full)) if full[i : i + len(plain)] == plain), 0)]
     if len(leading) > 1:
-        raise CheckpointError(
-            f"{folder / 'tokenizer.json'} puts {len(leading)} tokens before a text, not one"
-        )
+        raise DamagedError(f"{folder / 'tokenizer.json'} puts {len(leading)} tokens before a text, not one")
     return leading[0] if leading else None
 
 
 def _id(tokenizer: Tokenizer, token: str, folder: Path) -> int:
     number = tokenizer.token_to_id(token)
     if number is None:
-        raise CheckpointError(
-            f"{folder / 'tokenizer_config.json'} names {token!r}, which tokenizer.json lacks"
-        )
+        raise DamagedError(f"{folder / 'tokenizer_config.json'} names {token!r}, which tokenizer.json lacks")
     return int(number)

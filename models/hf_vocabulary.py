@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hexgraft.models.errors import CheckpointError
+from hexgraft.models.errors import CheckpointError, DamagedError
 from hexgraft.models.gguf_spm import spm_merges, spm_parts
 from hexgraft.models.gguf_tokenizer import LONGEST_PIECE, assemble, bpe_parts
 from hexgraft.models.json_file import read_json, read_text
@@ -72,7 +72,7 @@ def _sentencepiece(folder: Path, settings: dict[str, Any]) -> tuple[str, dict[st
     if len(set(spm.pieces)) != len(spm.pieces) or not spm.pieces:
         raise CheckpointError(f"{where} has no pieces, or one twice", "download it again")
     if max(map(len, spm.pieces)) > LONGEST_PIECE:
-        raise CheckpointError(f"{where} has a piece of {max(map(len, spm.pieces))} letters")
+        raise DamagedError(f"{where} has a piece of {max(map(len, spm.pieces))} letters")
     known = {piece: i for i, piece in enumerate(spm.pieces) if spm.kinds[i] != _UNUSED}
     special = {
         piece: (number, spm.kinds[number] == _CONTROL)
@@ -123,7 +123,7 @@ def _added(
         found.setdefault(number, {"id": number, "content": text, **flags, "special": True})
     for key, entry in (settings.get("added_tokens_decoder") or {}).items():
         if not str(key).isdigit() or not isinstance(entry, dict) or not isinstance(entry.get("content"), str):
-            raise CheckpointError(f"{folder / 'tokenizer_config.json'}: added_tokens_decoder is damaged")
+            raise DamagedError(f"{folder / 'tokenizer_config.json'}: added_tokens_decoder is damaged")
         chosen = {name: bool(entry.get(name, False)) for name in (*flags, "special")}
         found[int(key)] = {"id": int(key), "content": entry["content"], **chosen}
     return [found[number] for number in sorted(found)]

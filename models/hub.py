@@ -68,7 +68,10 @@ def download(path: Path, *also: str) -> Download:
             )
         return Download(folder, repo.partition("/")[2], origin)
     if not (folder / file).is_file():
-        raise CheckpointError(f"{repo} on the Hugging Face hub has no file {file}")
+        raise CheckpointError(
+            f"{repo} on the Hugging Face hub has no file {file}",
+            f"see https://huggingface.co/{repo}/tree/main",
+        )
     return Download(folder / file, Path(file).stem, f"{origin}/{file}")
 
 

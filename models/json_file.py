@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hexgraft.models.errors import CheckpointError
+from hexgraft.models.errors import CheckpointError, DamagedError, look_at
 
 JSON_LIMIT = 64 << 20
 
@@ -17,15 +17,16 @@ def read_text(path: Path, limit: int = JSON_LIMIT) -> str:
         with path.open("rb") as file:
             data = file.read(limit + 1)
     except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing", "download the complete model folder") from None
+        shown = path if path.parent != Path() else path.absolute()  # "config.json" alone says not where
+        raise CheckpointError(f"{shown} is missing", "download the complete model folder") from None
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}", look_at(path)) from error
     if len(data) > limit:
-        raise CheckpointError(f"{path} is bigger than {limit >> 20} MB, which no such file should be")
+        raise DamagedError(f"{path} is bigger than {limit >> 20} MB, which no such file should be")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise CheckpointError(f"{path} is not UTF-8 text (byte {error.start})") from error
+        raise DamagedError(f"{path} is not UTF-8 text (byte {error.start})") from error
 
 
 def read_json(path: Path, limit: int = JSON_LIMIT) -> dict[str, Any]:
@@ -35,7 +36,7 @@ def read_json(path: Path, limit: int = JSON_LIMIT) -> dict[str, Any]:
     except (json.JSONDecodeError, RecursionError) as error:
         raise CheckpointError(f"{path} is not valid JSON: {error}", "download it again") from error
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path} holds a {type(value).__name__} where a JSON object is expected")
+        raise DamagedError(f"{path} holds a {type(value).__name__} where a JSON object is expected")
     return value
 
 
@@ -50,14 +51,14 @@ class Fields:
         """A whole number of 1 to 2**31; null and missing give the default, or an error without one."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 31:
-            raise CheckpointError(f"{self.where}: {key} is {_shown(value)}, not a positive whole number")
+            raise DamagedError(f"{self.where}: {key} is {_shown(value)}, not a positive whole number")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number above 0; null and missing give the default, or an error without one."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
-            raise CheckpointError(f"{self.where}: {key} is {_shown(value)}, not a positive number")
+            raise DamagedError(f"{self.where}: {key} is {_shown(value)}, not a positive number")
         return float(value)
 
     def maybe_number(self, key: str) -> float | None:
@@ -72,21 +73,21 @@ class Fields:
         """true or false; null and missing give the default."""
         value = self._value(key, default)
         if not isinstance(value, bool):
-            raise CheckpointError(f"{self.where}: {key} is {_shown(value)}, not true or false")
+            raise DamagedError(f"{self.where}: {key} is {_shown(value)}, not true or false")
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
         """A string; null and missing give the default, or an error without one."""
         value = self._value(key, default)
         if not isinstance(value, str):
-            raise CheckpointError(f"{self.where}: {key} is {_shown(value)}, not a string")
+            raise DamagedError(f"{self.where}: {key} is {_shown(value)}, not a string")
         return value
 
     def _value(self, key: str, default: Any) -> Any:
         value = self.values.get(key)
         value = default if value is None else value
         if value is None:
-            raise CheckpointError(f"{self.where} has no {key}")
+            raise DamagedError(f"{self.where} has no {key}")
         return value
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hexgraft.models.config import Rope
-from hexgraft.models.errors import CheckpointError
+from hexgraft.models.errors import DamagedError, UnsupportedError
 
 _MOST_DIMENSIONS = 4096
 _MOST_POSITIONS = (1 << 31) - 1
@@ -29,7 +29,7 @@ def factored_rope(dim: int, theta: float, factors: Sequence[float], scale: float
     """Each frequency divided by its own factor: longrope's short factors, and GGUF's rope_freqs tensor."""
     values = np.asarray(factors, np.float64)
     if values.shape != (dim // 2,) or not np.isfinite(values).all() or (values <= 0).any():
-        raise CheckpointError(f"RoPE factors are not {dim // 2} positive numbers")
+        raise DamagedError(f"RoPE factors are not {dim // 2} positive numbers")
     return _rope(dim, _base(dim, theta) / values, scale)
 
 
@@ -39,7 +39,7 @@ def llama3_rope(dim: int, theta: float, factor: float, low: float, high: float, 
     Between the two the frequency is blended; `original` is the context the model was first trained for.
     """
     if high <= low:
-        raise CheckpointError(f"RoPE scaling of type llama3 with high_freq_factor {high} not above {low}")
+        raise DamagedError(f"RoPE scaling of type llama3 with high_freq_factor {high} not above {low}")
     base = _base(dim, theta)
     turns = original * base / (2 * math.pi)
     blend = np.clip((turns - low) / (high - low), 0, 1)
@@ -69,7 +69,7 @@ def yarn_rope(
     try:
         low, high = correction(beta_fast), correction(beta_slow)
     except (ArithmeticError, ValueError) as error:
-        raise CheckpointError(f"RoPE scaling of type yarn with betas {beta_fast}, {beta_slow}") from error
+        raise DamagedError(f"RoPE scaling of type yarn with betas {beta_fast}, {beta_slow}") from error
     if truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
@@ -96,9 +96,9 @@ def longrope_scale(factor: float, original: int) -> float:
 
 def _base(dim: int, theta: float) -> NDArray[np.float64]:
     if dim > _MOST_DIMENSIONS:
-        raise CheckpointError(f"RoPE over {dim} dimensions, more than the {_MOST_DIMENSIONS} hexgraft takes")
+        raise UnsupportedError(f"RoPE over {dim} dimensions, more than the {_MOST_DIMENSIONS} hexgraft takes")
     if not 1 < theta < 1e12:
-        raise CheckpointError(f"RoPE with a base of {theta:g}, expected more than 1 and less than 1e12")
+        raise DamagedError(f"RoPE with a base of {theta:g}, expected more than 1 and less than 1e12")
     frequencies: NDArray[np.float64] = theta ** (-np.arange(0, dim, 2, dtype=np.float64) / dim)
     return frequencies
 

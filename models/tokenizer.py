@@ -14,31 +14,33 @@ DOCUMENT_ENDS = ("<|endoftext|>", "<|end_of_text|>")
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>")
 
 
-def load_tokenizer(tokenizer_json: str, where: str) -> Tokenizer:
+def load_tokenizer(tokenizer_json: str, where: str, hint: str = "download it again") -> Tokenizer:
     """The `tokenizers` object of a tokenizer.json; a malformed one raises CheckpointError naming `where`."""
     try:
         return Tokenizer.from_str(tokenizer_json)
     except Exception as error:  # the library raises bare Exception
-        raise CheckpointError(f"{where} is not a tokenizer the tokenizers library reads: {error}") from error
+        raise CheckpointError(
+            f"{where} is not a tokenizer the tokenizers library reads: {error}", hint
+        ) from error
 
 
-def ordered_tokens(tokenizer_json: str) -> list[tuple[int, str]]:
-    """Every (id, token) of a tokenizer.json, added tokens included, by id."""
-    vocabulary: dict[str, int] = load_tokenizer(tokenizer_json, "tokenizer").get_vocab(with_added_tokens=True)
+def ordered_tokens(tokenizer: Tokenizer) -> list[tuple[int, str]]:
+    """Every (id, token), added tokens included, by id."""
+    vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
     return sorted((number, token) for token, number in vocabulary.items())
 
 
-def vocab_hash(tokenizer_json: str) -> str:
+def vocab_hash(tokenizer: Tokenizer) -> str:
     """sha256 over the tokens in order of their ids; equal exactly if `first_difference` is None."""
     digest = hashlib.sha256()
-    for number, token in ordered_tokens(tokenizer_json):
+    for number, token in ordered_tokens(tokenizer):
         digest.update(json.dumps([number, token]).encode())
     return digest.hexdigest()
 
 
 def first_difference(tokenizer_a: str, tokenizer_b: str) -> tuple[int, str | None, str | None] | None:
     """The lowest id whose token differs, with both tokens (None where one has no such id), or None."""
-    a, b = dict(ordered_tokens(tokenizer_a)), dict(ordered_tokens(tokenizer_b))
+    a, b = (dict(ordered_tokens(load_tokenizer(each, "tokenizer"))) for each in (tokenizer_a, tokenizer_b))
     for number in sorted(a.keys() | b.keys()):
         if a.get(number) != b.get(number):
             return number, a.get(number), b.get(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import os
 import platform
@@ -191,6 +192,23 @@ def test_help_page_shows_the_commands_as_they_are() -> None:
 
 
 # --------------------------------------------------------------------- files
+
+
+def test_errors_of_checkpoints_say_what_to_do() -> None:
+    """Of our own errors in `models`, all that do not bring a hint of their own are given one."""
+    bare = []
+    for file in sorted((ROOT / "models").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Raise):
+                continue
+            made = [
+                call
+                for call in ast.walk(node)
+                if isinstance(call, ast.Call)
+                and ast.unparse(call.func) in ("CheckpointError", "HexgraftError")
+            ]
+            bare += [f"{file.name}:{call.lineno}" for call in made if len(call.args) < 2]
+    assert bare == []
 
 
 def test_no_file_is_too_long() -> None:

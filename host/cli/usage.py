@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
+
+from hexgraft.models.errors import look_at
+
+_EXTRA = re.compile(r"got unexpected extra argument(s?) \((.*)\)", re.DOTALL)
+_REFUSED = re.compile(r"\w+ (['\"])(.*)\1 is not readable", re.DOTALL)
 
 
 def command_asked(group: click.Group, arguments: Sequence[str]) -> str:
@@ -38,9 +45,16 @@ def usage_words(error: click.ClickException, asked: str) -> tuple[str, str]:
     elif isinstance(error, click.BadParameter):
         name, said = _name(error.param, error.param_hint), _plain(error.message, lower=False)
         message = f"{name}: {said}"
+        refused = _REFUSED.fullmatch(said)
+        if refused is not None and error.param is not None and isinstance(error.param.type, click.Path):
+            message, hint = f"{name}: {refused[2]} is not readable", look_at(Path(refused[2]))
         if error.param is not None and isinstance(error.param.type, click.Choice):
             message = f"{name} {said.split(' is not one of ')[0]} is none of its choices"
             hint = f"one of: {', '.join(map(str, error.param.type.choices))}"
+    elif (extra := _EXTRA.fullmatch(message)) is not None:
+        message = f"unexpected argument{extra[1]} '{extra[2]}'"
+        if context is not None:
+            hint = f"{_usage(context)}; {hint}"
     elif isinstance(error, click.NoSuchOption):
         message = f"{command} has no option {error.option_name}"
         hint = _did_you_mean(list(error.possibilities or ()), hint)

@@ -152,7 +152,9 @@ def _listen(port: int) -> socket.socket:
             listener.bind(("127.0.0.1", port))
         except OSError as error:
             listener.close()
-            raise UsageError(f"port {port} cannot be had: {error.strerror}", "use another one") from error
+            raise UsageError(
+                f"--port {port} cannot be had: {error.strerror}", "leave out --port, and a free one is taken"
+            ) from error
         if port or listener.getsockname()[1] not in _EMULATOR_PORTS:
             listener.listen(16)
             return listener

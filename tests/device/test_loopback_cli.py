@@ -88,7 +88,7 @@ def test_loopback_at_a_port_that_is_taken(hexgraft: Hexgraft) -> None:
         result = hexgraft("device", "loopback", "--port", str(port))
         assert set(Path(tempfile.gettempdir()).glob("hexgraft-phone-*")) <= before
     assert result.code == USAGE
-    assert f"error: port {port} cannot be had: Address already in use" in result.err
+    assert f"error: --port {port} cannot be had: Address already in use" in result.err
 
 
 def test_tests_where_there_are_none(hexgraft: Hexgraft) -> None:

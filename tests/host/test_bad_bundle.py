@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
-from command import error_of, hexgraft
+from command import error_of, hexgraft, last_error_of
 from tiny import write_tiny_gguf
+
+from hexgraft.host.cpu_graph import load_cpu_graph
+from hexgraft.models.errors import BundleError
 
 
 @pytest.fixture
@@ -92,5 +97,81 @@ def test_checkpoint_where_a_bundle_is_wanted(tmp_path: Path) -> None:
 
 def test_bundle_where_a_trace_is_wanted(bundle: Path) -> None:
     message, hint = error_of(hexgraft("replay", bundle, "letter.jsonl"))
-    assert message == f"cannot read the trace {bundle}: Is a directory"
-    assert hint.endswith("a bundle comes after it")
+    assert message == f"{bundle} is a folder, and a trace is a file"
+    assert hint == "give the trace first"
+
+
+@pytest.mark.parametrize("verified", [True, False])
+def test_a_tokenizer_that_is_none(copy: Path, verified: bool) -> None:
+    """Whole by its hash or not looked at: it is named by its path."""
+    manifest, file = copy / "bundle.json", copy / "tokenizer.json"
+    file.write_text("{}" + " " * (file.stat().st_size - 2))
+    found = json.loads(manifest.read_text())
+    found["files"]["tokenizer.json"]["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
+    manifest.write_text(json.dumps(found))
+    done = hexgraft("run", copy, "-p", "hi", *([] if verified else ["--no-verify"]))
+    message, hint = error_of(done)
+    assert message.startswith(f"{file} is not a tokenizer")
+    assert hint == "make it again with `hexgraft export`"
+
+
+def test_a_chat_template_that_is_none(copy: Path) -> None:
+    file = copy / "chat_template.jinja"
+    file.write_text("{% for" + " " * (file.stat().st_size - 6))
+    for command in (("run", copy, "-p", "hi"), ("chat", copy)):
+        message, hint = error_of(hexgraft(*command, "--no-verify", input="hi\n"))
+        assert message.startswith("the model's chat template is malformed: ")
+        assert hint == "do without the template: `hexgraft run BUNDLE --raw -p TEXT`"
+
+
+def test_weights_that_are_no_numbers(copy: Path) -> None:
+    file = copy / "target" / "model.weights"
+    file.write_bytes(b"\xff" * file.stat().st_size)
+    done = hexgraft("run", copy, "-p", "hi", "--no-verify", "--plain")
+    message, hint = last_error_of(done)
+    assert message == "the logits are not finite"
+    assert hint == "check the bundle's files by leaving out --no-verify; if they are whole, export again"
+
+
+# ------------------------------------------------------------ files nobody may read
+
+
+@pytest.fixture
+def unreadable(monkeypatch: pytest.MonkeyPatch) -> set[Path]:
+    """Paths the system refuses to read from now on; it refuses its administrator nothing by itself."""
+    refused: set[Path] = set()
+    asked = os.access
+
+    def access(path: str | Path, mode: int) -> bool:
+        return Path(path) not in refused and asked(path, mode)
+
+    monkeypatch.setattr(os, "access", access)
+    return refused
+
+
+def test_files_that_are_not_readable(bundle: Path, traces: dict[str, Path], unreadable: set[Path]) -> None:
+    trace = traces["plain"]
+    unreadable |= {bundle, trace}
+    for command, name, path in (
+        (("run", bundle, "-p", "hi"), "BUNDLE", bundle),
+        (("tree", trace), "TRACE", trace),
+        (("models", bundle), "CHECKPOINT", bundle),
+    ):
+        done = hexgraft(*command)
+        assert error_of(done) == (
+            f"{name}: {path} is not readable",
+            f"see `ls -ld {path.parent} {path}`, and make it readable with chmod",
+        )
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "model.weights"])
+def test_a_graph_that_is_not_readable(copy: Path, name: str, unreadable: set[Path]) -> None:
+    """To export it again would not help."""
+    file = copy / "target" / name
+    file.write_bytes(b"")
+    unreadable.add(file)
+    with pytest.raises(BundleError) as raised:
+        load_cpu_graph(copy / "target" / "model.onnx", 1, "export it")
+    assert raised.value.message == f"{file} is not readable"
+    assert raised.value.hint is not None
+    assert raised.value.hint.startswith("see `ls -ld ")

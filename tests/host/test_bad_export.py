@@ -48,6 +48,17 @@ def test_truncated_gguf(output: Path, tmp_path: Path, share: float) -> None:
     assert result.exit_code == 1
 
 
+def test_overwritten_gguf(output: Path, tmp_path: Path) -> None:
+    """Wherever bytes were overwritten, there is a hint."""
+    file = write_tiny_gguf(tmp_path / "hole.gguf")
+    whole = file.read_bytes()
+    for start in range(24, 4000, 97):
+        file.write_bytes(whole[:start] + b"\xff" * 64 + whole[start + 64 :])
+        done = hexgraft("models", file)
+        if done.exit_code:
+            assert str(file) in error_of(done)[0]
+
+
 def test_unsupported_architecture(output: Path, tmp_path: Path) -> None:
     path = write_tiny_hf(tmp_path / "model")
     config = json.loads((path / "config.json").read_text())
@@ -134,6 +145,13 @@ def test_output_that_exists(pair: Path, tmp_path: Path) -> None:
     assert hint == f"choose another name, or remove it: rm -r {quote(str(standing))}"
     assert result.exit_code == 1
     assert open_bundle(standing).digest == before
+
+
+@pytest.mark.parametrize(("named", "shown"), [("", "."), (".", "."), ("/", "/")])
+def test_output_without_a_name(pair: Path, named: str, shown: str) -> None:
+    message, hint = error_of(hexgraft("export", pair / "target-checkpoint", "-o", named, *EXPORT))
+    assert message == f"{shown} is no name for a new folder"
+    assert hint == "example: -o bundle"
 
 
 def test_full_disk(output: Path, pair: Path) -> None:

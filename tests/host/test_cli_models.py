@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from command import error_of, hexgraft
 from tiny import write_tiny_hf
 
@@ -77,6 +78,14 @@ def test_sampling_settings_of_the_authors_reach_the_bundle(tmp_path: Path) -> No
     assert tokenizer.generation == {"temperature": 0.6, "top_k": 20.0}
     (folder / "generation_config.json").write_text(json.dumps(settings | {"do_sample": False}))
     assert open_checkpoint(folder).tokenizer.generation["temperature"] == 0.0
+
+
+def test_a_folder_without_a_config_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert error_of(hexgraft("models", ".")) == (
+        f"{tmp_path / 'config.json'} is missing",
+        "download the complete model folder",
+    )
 
 
 def test_a_draft_that_does_not_fit(tmp_path: Path) -> None:

@@ -19,7 +19,13 @@ from hexgraft.host.cli.main import cli
         ("device lopback", "hexgraft device has no command 'lopback'", "did you mean loopback? see "),
         ("frob", "hexgraft has no command 'frob'", "see `hexgraft --help`"),
         ("device lo'pback", 'hexgraft device has no command "lo\'pback"', "did you mean loopback? see "),
-        ("run b c d", "got unexpected extra argument (d)", "see `hexgraft run --help`"),
+        (
+            "run b - d",
+            "unexpected argument 'd'",
+            "hexgraft run [OPTIONS] BUNDLE [-]; see `hexgraft run --help`",
+        ),
+        ("compare a b c", "unexpected argument 'c'", "hexgraft compare [OPTIONS] A|BUNDLE [B]; see "),
+        ("compare a b c d", "unexpected arguments 'c d'", "hexgraft compare [OPTIONS] A|BUNDLE [B]; see "),
         ("run b -p", "hexgraft run: -p needs a value", "see `hexgraft run --help`"),
         ("run b --json=3", "hexgraft run: --json takes no value", "see `hexgraft run --help`"),
         (
