@@ -21,6 +21,10 @@ from hexgraft.models.errors import HexgraftError, UsageError, look_at
 
 HINT = "record it again: `hexgraft run BUNDLE -p PROMPT --trace FILE`"
 _START = b'{"record":"header"'
+_CERTAIN = 1 + 1e-3
+"""Above 1 by what rounding adds in products and sums of probabilities."""
+_CLOCKS = -1.0
+"""Seconds: what a phone says its passes took goes off what was measured here, and clocks differ a little."""
 _DECODER = msgspec.json.Decoder(Header | TraceRound | End)
 
 
@@ -116,7 +120,9 @@ def read_trace(path: Path) -> Trace:
             committed += len(record.accepted)
         else:
             raise TraceError(f"{where}: a second header", HINT)
-    if trace.end is not None and trace.end.sha256 != tokens_hash(trace.emitted):
+    if trace.end is not None and (
+        trace.end.sha256 != tokens_hash(trace.emitted) or trace.end.tokens != len(trace.emitted)
+    ):
         raise TraceError(f"{path}: its rounds do not hold the tokens its end record has the hash of", HINT)
     return trace
 
@@ -135,7 +141,28 @@ def _header(line: bytes, path: Path) -> Header:
     header = _decode(line, f"{path}, line 1")
     if not isinstance(header, Header) or not header.prompt or not _in(header.prompt, header.vocab):
         raise TraceError(f"{path}, line 1: the prompt is empty or not of this vocabulary", HINT)
+    fault = _header_fault(header)
+    if fault:
+        raise TraceError(f"{path}, line 1: {fault}", HINT)
     return header
+
+
+def _header_fault(header: Header) -> str | None:
+    """What number of a header no run can have."""
+    if header.capacity < len(header.prompt):
+        return f"a prompt of {len(header.prompt)} tokens in a context of {header.capacity}"
+    if header.widths is not None and (not header.widths or min(header.widths) < 1):
+        return f"the widths {header.widths} are not positive numbers"
+    for name, number in (
+        ("tree_size", header.tree_size),
+        ("tree_depth", header.tree_depth),
+        ("max_tokens", header.max_tokens),
+    ):
+        if number is not None and number < 1:
+            return f"{name} {number} is not positive"
+    if not _in(header.stops, header.vocab):
+        return f"a stop token is outside the vocabulary of {header.vocab}"
+    return None
 
 
 def _decode(line: bytes, where: str) -> Header | TraceRound | End:
@@ -172,6 +199,22 @@ def _fault(record: TraceRound, trace: Trace, committed: int) -> str | None:
     judged = [token for each in record.judged for token in (each.token, *(i for i, _ in each.top))]
     if not _in([*record.tokens, *record.emitted, *judged], vocab):
         return f"a token is outside the vocabulary of {vocab}"
+    return _number_fault(record, trace.header)
+
+
+def _number_fault(record: TraceRound, header: Header) -> str | None:
+    """What number of a round no run can have."""
+    nodes = len(record.tokens)
+    if record.width < nodes:
+        return f"a pass {record.width} rows wide has no room for {nodes} nodes"
+    if record.context + len(record.accepted) > header.capacity:
+        return f"more tokens than the context of {header.capacity} holds"
+    if any(chance is not None and not 0 <= chance <= _CERTAIN for chance in record.probabilities):
+        return "a probability is not in 0..1"
+    if any(margin is not None and margin < 0 for margin in record.margins):
+        return "a margin is negative"
+    if any(seconds < _CLOCKS for seconds in record.seconds.values()):
+        return "a phase took less than no time"
     return None
 
 

@@ -204,6 +204,18 @@ def edited(run: Run, file: Path, line: int, **changes: Any) -> Path:
         (1, {"emitted": []}, "line 2: 0 tokens emitted"),
         (1, {"margins": [1.0] * 20}, "line 2: margins or candidates differ"),
         (1, {"width": "gone"}, "missing required field `width`"),
+        (1, {"width": -1}, "line 2: a pass -1 rows wide has no room for "),
+        (1, {"width": 1}, "line 2: a pass 1 rows wide has no room for "),
+        (1, {"probabilities": [2.0] + [0.5] * 7}, "line 2: a probability is not in 0..1"),
+        (1, {"probabilities": [None] + [-0.5] * 7}, "line 2: a probability is not in 0..1"),
+        (1, {"seconds": {"target": -5.0}}, "line 2: a phase took less than no time"),
+        (0, {"capacity": 1}, "line 1: a prompt of "),
+        (0, {"widths": [0, 8]}, "line 1: the widths [0, 8] are not positive numbers"),
+        (0, {"tree_size": 0}, "line 1: tree_size 0 is not positive"),
+        (0, {"tree_depth": -1}, "line 1: tree_depth -1 is not positive"),
+        (0, {"max_tokens": -3}, "line 1: max_tokens -3 is not positive"),
+        (0, {"stops": [999]}, "line 1: a stop token is outside the vocabulary of 320"),
+        (-1, {"tokens": -1}, "do not hold the tokens its end record has the hash of"),
         (2, {"record": "header"}, "line 3"),
         (-1, {"sha256": "0" * 64}, "do not hold the tokens its end record has the hash of"),
     ],
@@ -244,6 +256,13 @@ def test_a_candidate_outside_the_vocabulary_is_refused(run: Run, tmp_path: Path)
     judged[0]["top"][-1][0] = 320
     with pytest.raises(TraceError, match="a token is outside the vocabulary of 320"):
         read_trace(edited(run, tmp_path / "damaged.jsonl", 1, judged=judged))
+
+
+def test_a_negative_margin_is_refused(run: Run, tmp_path: Path) -> None:
+    margins = json.loads(run.file.read_text().splitlines()[1])["margins"]
+    damaged = edited(run, tmp_path / "damaged.jsonl", 1, margins=[-1.0] * len(margins))
+    with pytest.raises(TraceError, match="line 2: a margin is negative"):
+        read_trace(damaged)
 
 
 def test_only_a_trace_is_written_over(run: Run, tmp_path: Path) -> None:
