@@ -99,18 +99,36 @@ class Prefix:
 
 def system_tokens(codec: TextCodec, system: str) -> list[int]:
     """The tokens every conversation with this system message begins with."""
-    shared: list[int] | None = None
-    for probe in _PROBES:
-        tokens = codec.encode_chat(
-            [{"role": "system", "content": system}, {"role": "user", "content": probe}]
-        )
-        shared = tokens if shared is None else shared[: common_length(shared, tokens)]
+    shared = _shared(codec, system)
     if not shared:
         raise DecodeError(
             "the model's chat template begins differently with every message: nothing can be baked",
             "give the system message to every run: --system TEXT",
         )
     return shared
+
+
+def _shared(codec: TextCodec, system: str) -> list[int]:
+    shared: list[int] | None = None
+    for probe in _PROBES:
+        tokens = codec.encode_chat(
+            [{"role": "system", "content": system}, {"role": "user", "content": probe}]
+        )
+        shared = tokens if shared is None else shared[: common_length(shared, tokens)]
+    return shared or []
+
+
+def check_system(codec: TextCodec, system: str, capacity: int) -> None:
+    """Raises DecodeError for a system message that leaves no message room in a context of `capacity`."""
+    _check_room(_shared(codec, system), capacity)
+
+
+def _check_room(tokens: Sequence[int], capacity: int) -> None:
+    if len(tokens) >= capacity:
+        raise DecodeError(
+            f"the system message has {len(tokens)} tokens and the context holds {capacity}: no room is left",
+            "shorten it, or export with a larger --context",
+        )
 
 
 def bake(
@@ -121,12 +139,7 @@ def bake(
     reader: FeatureReader | None = None,
 ) -> Prefix:
     """Prefill `tokens` and keep their cache rows; `reader` is the bundle's draft head, which reads along."""
-    capacity = session.spec.capacity
-    if len(tokens) >= capacity:
-        raise DecodeError(
-            f"the system message has {len(tokens)} tokens and the context holds {capacity}: no room is left",
-            "shorten it, or export with a larger --context",
-        )
+    _check_room(tokens, session.spec.capacity)
     session.reset()
     if reader is not None:
         reader.align(0)

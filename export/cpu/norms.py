@@ -1,4 +1,4 @@
-"""An addition and the norm that reads it as one operator of ONNX Runtime's own, in graphs with fused attention.
+"""An addition and the norm that reads it as one operator of ONNX Runtime's own, beside fused attention.
 
 A pass over one row is many small nodes, of which a layer has few there: two of them less take 1 to 3 % off
 it. Beside attention of plain operators they bring nothing. The operator works row by row, so that bits are

@@ -30,6 +30,7 @@ from hexgraft.export.train.workers import Workers
 from hexgraft.export.writer import WEIGHTS
 from hexgraft.host.atomic_file import write_whole
 from hexgraft.host.bundle import Bundle
+from hexgraft.host.counted import counted
 from hexgraft.host.lab.prompts import LAB_PROMPTS
 from hexgraft.models.errors import HexgraftError, UsageError
 from hexgraft.models.features import eagle3_features
@@ -117,10 +118,7 @@ class TrainingJob:
         training had begun when it was stopped, these are the ones that it was begun on."""
         count = self._generate(shard, shards, advance)
         if left_out := len(self.prompts.left_out):
-            self.say(
-                f"left out {left_out} {'prompt' if left_out == 1 else 'prompts'} of more than "
-                f"{self.prompts.room} tokens"
-            )
+            self.say(f"left out {counted(left_out, 'prompt')} of more than {self.prompts.room} tokens")
         return count
 
     def _generate(self, shard: int, shards: int, advance: Advance) -> int:

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hexgraft.models.errors import UsageError
-
 _FOLDER = Path(__file__).parent / "prompts"
 _LANGUAGES = ("French", "German", "Spanish", "Italian", "Portuguese", "Dutch")
 _GREEDY = 0.75
@@ -90,20 +88,6 @@ def requests(seed: int, extra: tuple[str, ...] = ()) -> Iterator[Request]:
             greedy = first and rng.random() < _GREEDY
             yield Request(prompt, 0.0 if greedy else rng.choice(_TEMPERATURES))
         first = False
-
-
-def read_prompts(path: Path) -> tuple[str, ...]:
-    """A user's file: a prompt a line. Raises UsageError if there is none."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"cannot read prompts from {path}: {error}", "give a text file, a prompt a line"
-        ) from error
-    prompts = tuple(line.strip() for line in lines if line.strip())
-    if not prompts:
-        raise UsageError(f"{path} holds no prompts", "write one prompt a line")
-    return prompts
 
 
 def fixed_prompts() -> list[str]:

@@ -16,6 +16,7 @@ import torch
 
 from hexgraft.export.train.generate import Plan, wave_path
 from hexgraft.host.atomic_file import cannot_write, write_whole
+from hexgraft.host.counted import counted
 from hexgraft.models.errors import UsageError
 
 PLAN = "plan.json"
@@ -151,7 +152,9 @@ def _shown(value: object) -> str:
     if isinstance(value, str):
         return value[:12]
     if isinstance(value, list) and value and isinstance(value[0], str):
-        return f"{len(value)} prompts ({hashlib.sha256(msgspec.json.encode(value)).hexdigest()[:6]})"
+        return (
+            f"{counted(len(value), 'prompt')} ({hashlib.sha256(msgspec.json.encode(value)).hexdigest()[:6]})"
+        )
     if isinstance(value, list):
         return f"layers {', '.join(map(str, value))}" if value else "nothing"
     return "unknown" if value is None else str(value)

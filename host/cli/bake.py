@@ -18,6 +18,7 @@ from hexgraft.host.cli.options import (
     verify_option,
 )
 from hexgraft.host.cli.place import place_of
+from hexgraft.host.counted import counted
 from hexgraft.host.drafters.head import HeadModel
 from hexgraft.host.prefix import bake as bake_prefix
 from hexgraft.host.prefix import has_head, system_tokens, write_prefix
@@ -57,5 +58,5 @@ def bake(bundle: Path, output: Path, as_json: bool, **options: Any) -> None:
     if as_json:
         print_json({"prefix": str(output), "bundle": opened.digest, "tokens": len(tokens), "bytes": size})
         return
-    say(f"baked {len(tokens)} tokens: {size / 1e6:.1f} MB")
+    say(f"baked {counted(len(tokens), 'token')}: {size / 1e6:.1f} MB")
     click.echo(output)

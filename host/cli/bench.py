@@ -19,6 +19,7 @@ from hexgraft.host.cli.options import open_checked, open_role, session_options, 
 from hexgraft.host.cli.phone_options import chip
 from hexgraft.host.cli.table import Table
 from hexgraft.host.cli.typed import typed_options
+from hexgraft.host.counted import counted
 from hexgraft.host.lab.plot import check_plot
 from hexgraft.host.lab.prompts import LAB_PROMPTS
 from hexgraft.host.measure.bench import PhoneWatch
@@ -180,7 +181,7 @@ def show_profile(profile: LatencyProfile) -> None:
     for model in filter(None, (profile.target, profile.draft)):
         out.print(_table(model))
         for each in model.cache:
-            out.print(f"{each.operation} of {_rows(each.rows)}: {_ms(each.time)}")
+            out.print(f"{each.operation} of {counted(each.rows, 'row')}: {_ms(each.time)}")
     if profile.host_round is not None:
         out.print(f"beside its pass, a plain round takes {_ms(profile.host_round)}")
     if profile.row is not None:
@@ -213,10 +214,6 @@ def _table(model: ModelTimes) -> Table:
             f"{each.seconds / one:.2f}x" if one else "",
         )
     return table
-
-
-def _rows(count: int) -> str:
-    return "1 row" if count == 1 else f"{count} rows"
 
 
 def _ms(spread: Spread) -> str:

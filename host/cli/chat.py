@@ -40,7 +40,8 @@ from hexgraft.host.cli.options import (
 from hexgraft.host.cli.place import open_baked
 from hexgraft.host.cli.tuned import tuned_option
 from hexgraft.host.conversation import Conversation
-from hexgraft.host.prefix import restore
+from hexgraft.host.counted import counted
+from hexgraft.host.prefix import check_system, restore
 from hexgraft.host.text import TextCodec
 from hexgraft.models.errors import INTERRUPTED, DecodeError, HexgraftError, UsageError
 
@@ -84,6 +85,8 @@ def chat(bundle: Path, drop_oldest: bool, **options: Any) -> int:
     codec = TextCodec(opened)
     if not codec.has_template:
         raise UsageError(f"{bundle} has no chat template", f'hexgraft run {bundle} --raw -p "Once upon"')
+    if system is not None:
+        check_system(codec, system, opened.target.context)
     prefix = open_baked(opened, options)
     if prefix is not None and system is None:
         system = prefix.system
@@ -188,7 +191,7 @@ class ChatSession:
         """What a full context did to an answer, and to the `turns` there were with it."""
         dropped = turns - len(self._talk.turns)
         if dropped:
-            say(f"the context is full: forgot the {dropped} oldest of {turns} turns")
+            say(f"the context is full: forgot the {dropped} oldest of {counted(turns, 'turn')}")
         if self._last == "length":
             say(f"the context of {self._capacity} tokens is full, the answer ends here; {self._way_out()}")
 
@@ -260,7 +263,7 @@ class ChatSession:
             say("no answer yet")
             return
         say(summary(self.decoder.stats, self._last))
-        say(f"{len(self._talk.turns)} turns, {self._room(len(self.decoder.tokens))}")
+        say(f"{counted(len(self._talk.turns), 'turn')}, {self._room(len(self.decoder.tokens))}")
 
     def _save(self, argument: str) -> None:
         if not argument or "\0" in argument:

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import click
 
-from hexgraft.host.cli.given_text import TEXT_LIMIT, decode_text
+from hexgraft.host.given_text import TEXT_LIMIT, decode_text
 from hexgraft.models.errors import UsageError
 
 PROMPT = "> "

@@ -16,6 +16,7 @@ from hexgraft.host.bundle import open_bundle
 from hexgraft.host.cli.console import bytes_progress, print_json, say
 from hexgraft.host.cli.htp_options import htp_options, take_htp
 from hexgraft.host.cli.hub_options import hub_options, take_hub
+from hexgraft.host.cli.interrupt import resumable
 from hexgraft.models.attention import CHOSEN, FUSED, STACKED
 from hexgraft.models.checkpoint import open_checkpoint
 from hexgraft.models.errors import UsageError
@@ -169,16 +170,17 @@ def export(
         if htp is None:
             export_bundle(target, output, draft=drafting, options=options, report=report)
         else:
-            export_htp(
-                target,
-                output,
-                draft=drafting,
-                options=options,
-                htp=htp,
-                report=report,
-                say=say,
-                compiler=hub.compiler if hub else None,
-            )
+            with resumable():
+                export_htp(
+                    target,
+                    output,
+                    draft=drafting,
+                    options=options,
+                    htp=htp,
+                    report=report,
+                    say=say,
+                    compiler=hub.compiler if hub else None,
+                )
     if hub is not None and hub.dry:
         hub.show(as_json)
         return

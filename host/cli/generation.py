@@ -11,6 +11,7 @@ import click
 
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cli.console import say
+from hexgraft.host.counted import counted
 from hexgraft.host.decode import Decoder, Round
 from hexgraft.host.stats import Stats
 from hexgraft.host.stop_strings import AnswerText
@@ -104,19 +105,15 @@ def summary(stats: Stats, finish: str | None) -> str:
     """One line about a run: why it ended, how fast it was, what the trees brought."""
     reused = f", {stats.reused_tokens} of them from the cache" if stats.reused_tokens else ""
     parts = [
-        f"{_count(stats.tokens, 'token')} in {_count(stats.rounds, 'round')} "
+        f"{counted(stats.tokens, 'token')} in {counted(stats.rounds, 'round')} "
         f"({stats.tokens_per_round:.2f} a round)",
         f"{stats.tokens_per_second:.1f} tokens/s",
-        f"prompt {_count(stats.prompt_tokens, 'token')} in {stats.seconds.get('prefill', 0):.2f} s{reused}",
+        f"prompt {counted(stats.prompt_tokens, 'token')} in {stats.seconds.get('prefill', 0):.2f} s{reused}",
     ]
     if stats.draft_passes:
         passes = str(stats.draft_passes) + (" draft pass" if stats.draft_passes == 1 else " draft passes")
         parts.append(passes)
     return f"[{finish}] " + ", ".join(parts)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def answer_json(generation: Generation, bundle: Bundle, decoder: Decoder) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Ctrl-C while a model works: the round in progress is finished, so that text and cache stay whole."""
+"""Ctrl-C: a round in progress is finished, so that text and cache stay whole, and what can go on says so."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+from hexgraft.models.errors import Interrupted
 
 
 @contextmanager
@@ -28,3 +30,12 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         yield lambda: pressed
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def resumable() -> Iterator[None]:
+    """Around a command, or a part of one, that takes up what an interrupted one has done."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted("the same command goes on where this one was") from None

@@ -20,9 +20,11 @@ from hexgraft.host.cli.options import (
     verify_option,
 )
 from hexgraft.host.cli.table import Table
+from hexgraft.host.counted import counted
 from hexgraft.host.decode import DecodeOptions
 from hexgraft.host.drafters.base import Drafter
 from hexgraft.host.drafters.registry import DRAFTERS, PLAIN, WITHOUT_MODEL, make_drafter
+from hexgraft.host.given_text import read_prompts
 from hexgraft.host.lab.comparison import LabRow, check_prompts, compare_drafters, transcribe
 from hexgraft.host.lab.plot import check_plot, plot_lab
 from hexgraft.host.lab.prompts import CATEGORIES, LAB_PROMPTS, LabPrompt
@@ -162,16 +164,7 @@ def take_prompts(file: Path | None, categories: Sequence[str]) -> list[LabPrompt
         return [p for p in LAB_PROMPTS if not categories or p.category in categories]
     if categories:
         raise UsageError("--category chooses among the built-in prompts", "leave out --category or --prompts")
-    try:
-        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"cannot read prompts from {file}: {error}", "give a text file, a prompt a line"
-        ) from error
-    prompts = [LabPrompt("file", line) for line in lines if line]
-    if not prompts:
-        raise UsageError(f"{file} holds no prompts", "write one prompt a line")
-    return prompts
+    return [LabPrompt("file", prompt) for prompt in read_prompts(file)]
 
 
 def encoder(codec: TextCodec) -> Callable[[str], list[int]]:
@@ -187,7 +180,7 @@ def encoder(codec: TextCodec) -> Callable[[str], list[int]]:
 
 def _show(rows: list[LabRow], prompts: int, tokens: int) -> None:
     out = stdout()
-    table = Table(title=f"{prompts} prompts, {tokens} tokens", title_justify="left")
+    table = Table(title=f"{counted(prompts, 'prompt')}, {counted(tokens, 'token')}", title_justify="left")
     table.add_column("drafter")
     for column in ("nodes", "tokens a round", "draft passes a round", "nodes accepted"):
         table.add_column(column, justify="right")

@@ -17,7 +17,6 @@ from hexgraft.host.backends import BACKENDS, open_session, parse_width_option
 from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.cli.authors import take_authors
 from hexgraft.host.cli.console import bytes_progress
-from hexgraft.host.cli.given_text import read_text
 from hexgraft.host.cli.phone_options import build_options, refuse_unused
 from hexgraft.host.cli.place import phone_of, place_of
 from hexgraft.host.cli.tuned import Draft, site_of, tuned_drafter, wants_tuned
@@ -25,6 +24,7 @@ from hexgraft.host.decode import DecodeOptions, Decoder
 from hexgraft.host.drafters.base import Drafter
 from hexgraft.host.drafters.knobs import TableKnobs, parse_knobs
 from hexgraft.host.drafters.registry import DRAFTERS, PLAIN, WITHOUT_MODEL, default_drafter, make_drafter
+from hexgraft.host.given_text import read_text
 from hexgraft.host.sampling import Sampling
 from hexgraft.host.session import Session
 from hexgraft.host.stop_strings import AnswerText

@@ -12,6 +12,7 @@ from hexgraft.host.adb.phone import open_phone
 from hexgraft.host.adb.pull import Puller, run_files
 from hexgraft.host.adb.run_record import read_record, words
 from hexgraft.host.cli.console import bytes_progress, print_json, say
+from hexgraft.host.cli.interrupt import resumable
 from hexgraft.host.cli.phone_options import phone_options
 from hexgraft.models.errors import UsageError
 
@@ -27,6 +28,7 @@ from hexgraft.models.errors import UsageError
 )
 @click.option("--all", "everything", is_flag=True, help="Every run the phone remembers, not the last alone.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
+@resumable()
 def pull_trace(serial: str | None, root: str, output: Path, everything: bool, as_json: bool) -> None:
     """Fetch what the phone recorded of the last run, and print its path.
 

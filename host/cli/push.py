@@ -11,7 +11,9 @@ from hexgraft.host.adb.push import megabytes
 from hexgraft.host.adb.session import PROVIDERS, DeviceOptions, DevicePlace
 from hexgraft.host.bundle import open_bundle
 from hexgraft.host.cli.console import bytes_progress, print_json, say
+from hexgraft.host.cli.interrupt import resumable
 from hexgraft.host.cli.phone_options import build_options, phone_options, soc_model
+from hexgraft.host.counted import counted
 from hexgraft.models.errors import UsageError
 
 
@@ -27,6 +29,7 @@ from hexgraft.models.errors import UsageError
 )
 @build_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@resumable()
 def push(
     bundle: Path,
     serial: str | None,
@@ -67,8 +70,9 @@ def push(
         return
     if done.sent:
         rate = megabytes(round(done.sent / max(done.seconds, 1e-9)))
-        lost = f", link lost {done.lost} times" if done.lost else ""
-        say(f"pushed {done.files} files, {megabytes(done.sent)} in {done.seconds:.1f} s ({rate}/s{lost})")
+        lost = f", link lost {counted(done.lost, 'time')}" if done.lost else ""
+        files, sent = counted(done.files, "file"), megabytes(done.sent)
+        say(f"pushed {files}, {sent} in {done.seconds:.1f} s ({rate}/s{lost})")
     else:
         say(f"nothing to push: {place.phone.name} has all of it")
     click.echo(path)

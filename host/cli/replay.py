@@ -21,6 +21,7 @@ from hexgraft.host.cli.options import open_checked, open_role, verify_option
 from hexgraft.host.cli.phone_options import build_options, build_where_it_is, refuse_unused
 from hexgraft.host.cli.table import Table
 from hexgraft.host.cli.tree_view import visible
+from hexgraft.host.counted import counted
 from hexgraft.host.session import Session
 from hexgraft.host.traces.cache_check import NOISE, CacheCheck, Damage
 from hexgraft.host.traces.replay import Figures
@@ -101,7 +102,7 @@ def replay(trace: Path, bundle: Path, as_json: bool, **options: Any) -> int:
         print_json({"bundle": opened.digest, **sides, "cut_off": cut, **report.as_dict()})
     else:
         if recorded.end is None:
-            say(f"{trace} was cut off after {len(recorded.rounds)} rounds: replaying those")
+            say(f"{trace} was cut off after {counted(len(recorded.rounds), 'round')}: replaying those")
         _show(report, recorded, _words(other), _words(against))
     return 0 if report.sound else FAILED
 
@@ -196,7 +197,9 @@ def _show(report: Report, trace: Trace, other: str, reference: str) -> None:
             f"max error {recorded.max_error:.3g}."
         )
     if report.total.not_finite:
-        out.print(f"[bold red]{report.total.not_finite} rows hold logits that are not finite.[/bold red]")
+        out.print(
+            f"[bold red]{counted(report.total.not_finite, 'row')} with logits that are not finite.[/bold red]"
+        )
     if report.cache_checked:
         out.print(_damage_words(report.damage))
 

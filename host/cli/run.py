@@ -41,7 +41,8 @@ from hexgraft.host.cli.tracing import Tracing, candidates_wanted, trace_option
 from hexgraft.host.cli.tree_view import draw_round
 from hexgraft.host.cli.tuned import tuned_option
 from hexgraft.host.decode import Decoder, Round
-from hexgraft.host.prefix import restore
+from hexgraft.host.given_text import TEXT_LIMIT, decode_text, read_text
+from hexgraft.host.prefix import check_system, restore
 from hexgraft.host.stop_strings import AnswerText
 from hexgraft.host.text import TextCodec
 from hexgraft.models.errors import CONNECTION_LOST, INTERRUPTED, HexgraftError, UsageError
@@ -104,7 +105,7 @@ def run(bundle: Path, dash: str | None, prompt: str | None, file: Path | None, *
     prefix = open_baked(opened, options)
     if prefix is not None and options["system"] is None and not options["raw"]:
         options["system"] = prefix.system
-    ids = _encode(codec, text, options)
+    ids = _encode(codec, text, options, opened.target.context)
     answer = answer_text(opened, codec, options)
     answer.begin(options["prefix"] or "")
     wanted = options | {"logprobs": candidates_wanted(options)}
@@ -200,13 +201,15 @@ def read_prompt(prompt: str | None, file: Path | None, dash: str | None) -> str:
     return text
 
 
-def _encode(codec: TextCodec, text: str, options: dict[str, Any]) -> list[int]:
-    """The tokens of the prompt, and of the answer's given beginning."""
+def _encode(codec: TextCodec, text: str, options: dict[str, Any], capacity: int) -> list[int]:
+    """The tokens of the prompt, and of the answer's given beginning, for a context of `capacity`."""
     system, prefix = options["system"], options["prefix"]
     beginning = codec.encode_plain(prefix) if prefix else []
     if options["raw"] or not codec.has_template:
         if system is not None:
             raise UsageError("--system needs a chat template", "leave out --system or --raw")
         return codec.encode_raw(text) + beginning
+    if system is not None:
+        check_system(codec, system, capacity)
     messages = [{"role": "system", "content": system}] if system is not None else []
     return codec.encode_chat([*messages, {"role": "user", "content": text}]) + beginning

@@ -14,7 +14,9 @@ from hexgraft.host.atomic_file import write_whole
 from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.cli.console import print_json, say, token_progress
 from hexgraft.host.cli.finite import Finite
+from hexgraft.host.cli.interrupt import resumable
 from hexgraft.host.cli.typed import typed_options
+from hexgraft.host.given_text import read_prompts
 from hexgraft.host.manifest import MANIFEST
 from hexgraft.models.attention import CHOSEN
 from hexgraft.models.checkpoint import open_checkpoint
@@ -106,6 +108,7 @@ _USED_BY = {"vocab": "head", "unroll": "head", "start": "head", "layers": "small
 @click.option("--threads", default=0, type=click.IntRange(0, 256), help="CPU threads; 0 for one a core.")
 @click.option("--full-precision", is_flag=True, help="Compute in float32 instead of bfloat16.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@resumable()
 def train_draft(target: Path, output: Path, **options: Any) -> None:
     """Make a draft for TARGET (a bundle or a checkpoint) out of text that the target writes.
 
@@ -160,7 +163,6 @@ def train_draft(target: Path, output: Path, **options: Any) -> None:
 def _job(options: dict[str, Any]) -> Job:
     """What the options ask for."""
     from hexgraft.export.train.job import Job
-    from hexgraft.export.train.seeds import read_prompts
     from hexgraft.export.train.trainer import TrainOptions
 
     return Job(
@@ -172,7 +174,7 @@ def _job(options: dict[str, Any]) -> Job:
         seed=options["seed"],
         texts=options["texts"],
         new_tokens=options["new_tokens"],
-        extra=read_prompts(options["prompts"]) if options["prompts"] else (),
+        extra=tuple(read_prompts(options["prompts"])) if options["prompts"] else (),
         minutes=options["minutes"],
         train=TrainOptions(
             seed=options["seed"],

@@ -11,6 +11,7 @@ import click
 from hexgraft.host.atomic_file import check_replaced, write_whole
 from hexgraft.host.cli.console import print_json, say, stdout
 from hexgraft.host.cli.tree_view import draw_round, round_json
+from hexgraft.host.counted import counted
 from hexgraft.host.traces.trace import Trace, TraceRound
 from hexgraft.host.traces.trace_file import read_trace
 from hexgraft.host.traces.tree_page import render_page
@@ -43,7 +44,7 @@ def tree(trace: Path, number: int | None, html: Path | None, as_json: bool) -> i
         raise UsageError("--html writes a page, --json prints the rounds", "leave one out")
     opened = read_trace(trace)
     if opened.end is None:
-        say(f"{trace} was cut off after {len(opened.rounds)} rounds: it has no end record")
+        say(f"{trace} was cut off after {counted(len(opened.rounds), 'round')}: it has no end record")
     if html is not None:
         if html.exists() and html.samefile(trace):
             raise UsageError(f"--html {html} is the trace itself", "choose another name for the page")
@@ -65,7 +66,8 @@ def _rounds(trace: Trace, number: int | None) -> list[TraceRound]:
         return trace.rounds
     if number > len(trace.rounds):
         raise UsageError(
-            f"--round {number}: the trace has {len(trace.rounds)} rounds", "leave it out to see them all"
+            f"--round {number}: the trace has {counted(len(trace.rounds), 'round')}",
+            "leave it out to see them all",
         )
     return [trace.rounds[number - 1]]
 

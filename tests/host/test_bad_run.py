@@ -75,6 +75,16 @@ def test_a_tree_wider_than_the_widths_of_this_run(bundle: Path) -> None:
     assert typed.exit_code == own.exit_code == 2
 
 
+def test_a_system_message_without_room_for_another(bundle: Path) -> None:
+    """Refused for what it is, and before the model is loaded."""
+    system, words = "fox " * 300, "and the context holds 256: no room is left"
+    for command in (("run", bundle, "-p", "hi"), ("chat", bundle)):
+        message, hint = error_of(hexgraft(*command, "--system", system, input="hi\n"))
+        assert message.startswith("the system message has ")
+        assert message.endswith(words)
+        assert hint == "shorten it, or export with a larger --context"
+
+
 def test_the_nearest_name_is_offered(bundle: Path) -> None:
     result = hexgraft("run", bundle, "-p", "a", "--draft", "best-first", "--draft-option", "max-fanout=3")
     assert error_of(result)[1] == "did you mean --draft-option max_fan_out=...?"

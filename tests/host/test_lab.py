@@ -112,7 +112,7 @@ def test_the_command_prints_json_and_a_picture(bundle: Bundle, tmp_path: Path) -
         (["--tree-sizes", "4,x"], "--tree-sizes '4,x' is not a list"),
         (["--plot", "lab.doc"], "has no picture format"),
         (["--plot", "no/such/lab.png"], "does not exist"),
-        (["--prompts", "missing.txt"], "cannot read prompts"),
+        (["--prompts", "missing.txt"], "cannot read missing.txt: No such file"),
     ],
 )
 def test_bad_options_are_refused(bundle: Bundle, extra: list[str], message: str) -> None:
@@ -192,7 +192,7 @@ def test_a_picture_that_cannot_be_written_costs_no_rows(
     monkeypatch.setattr("hexgraft.host.lab.plot.write_whole", lambda *_, replace: full())
     done = program(*words, "--drafters", "lookup", "--plot", tmp_path / "lab.png")
     assert last_error_of(done) == ("no space left", "free some")
-    assert "1 prompts, 8 tokens" in done.stdout
+    assert "1 prompt, 8 tokens" in done.stdout
 
 
 @pytest.mark.parametrize("suffix", [".png", ".SVG", ".pdf"])

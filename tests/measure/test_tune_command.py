@@ -305,7 +305,7 @@ def test_bad_options_are_refused(
         (("--drafters", "leaves"), "unknown drafter 'leaves'"),
         (("--drafters", ""), "unknown drafter ''"),
         (("--drafters", "lookup,sampled"), "unknown drafter 'sampled'"),
-        (("--prompts", "missing.txt"), "cannot read prompts"),
+        (("--prompts", "missing.txt"), "cannot read missing.txt: No such file"),
         (("--temperature", "-1"), "is negative"),
     ],
 )

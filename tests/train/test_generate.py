@@ -23,7 +23,7 @@ torch = pytest.importorskip("torch")
 
 from hexgraft.export.train.dataset import Dataset, read_texts  # noqa: E402
 from hexgraft.export.train.generate import Plan, generate_wave, wave_path, waves, write_wave  # noqa: E402
-from hexgraft.export.train.seeds import Request, fixed_prompts, read_prompts, requests, sums  # noqa: E402
+from hexgraft.export.train.seeds import Request, fixed_prompts, requests, sums  # noqa: E402
 from hexgraft.export.train.texts import TextBatch  # noqa: E402
 from hexgraft.export.train.torch_graph import TorchGraph  # noqa: E402
 from hexgraft.export.train.whole_prompts import Prompts  # noqa: E402
@@ -159,14 +159,3 @@ def test_prompts_are_whole_or_left_out(bundle: Bundle) -> None:
     assert raised.value.hint == "shorten them, or leave out --prompts"
     with pytest.raises(UsageError, match="no prompt fits in the 4 tokens that answers leave for it"):
         Prompts(bundle, 4)
-
-
-def test_prompts_of_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "prompts.txt"
-    file.write_text("one\n\n two \n")
-    assert read_prompts(file) == ("one", "two")
-    file.write_text("\n")
-    with pytest.raises(UsageError, match="holds no prompts"):
-        read_prompts(file)
-    with pytest.raises(UsageError, match="cannot read prompts"):
-        read_prompts(tmp_path / "none")
