@@ -36,21 +36,27 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        finite = (self.temperature, self.top_p, self.min_p, self.repetition, self.presence, self.frequency)
-        if not all(np.isfinite(finite)):
-            raise UsageError("sampling options must be finite numbers", "see `hexgraft run --help`")
-        for ok, what in (
-            (self.temperature >= 0, f"--temperature {self.temperature} is negative"),
-            (self.top_k >= 0, f"--top-k {self.top_k} is negative"),
-            (0 < self.top_p <= 1, f"--top-p {self.top_p} is not in (0, 1]"),
-            (0 <= self.min_p <= 1, f"--min-p {self.min_p} is not in [0, 1]"),
-            (0 <= self.seed < 1 << 64, f"--seed {self.seed} is not in 0..2^64-1"),
-            (1e-3 <= self.repetition <= 1e3, f"--repetition-penalty {self.repetition} is not in 0.001..1000"),
-            (abs(self.presence) <= 1e3, f"--presence-penalty {self.presence} is not in -1000..1000"),
-            (abs(self.frequency) <= 1e3, f"--frequency-penalty {self.frequency} is not in -1000..1000"),
+        # A comparison with "nan" is never true, so that it is refused by whatever range there is.
+        for ok, what, example in (
+            (0 <= self.temperature < np.inf, f"--temperature {self.temperature} is not 0 or more", "0.8"),
+            (self.top_k >= 0, f"--top-k {self.top_k} is negative", "40"),
+            (0 < self.top_p <= 1, f"--top-p {self.top_p} is not above 0 and at most 1", "0.95"),
+            (0 <= self.min_p <= 1, f"--min-p {self.min_p} is not in 0..1", "0.05"),
+            (0 <= self.seed < 1 << 64, f"--seed {self.seed} is not in 0..2^64-1", "1"),
+            (
+                1e-3 <= self.repetition <= 1e3,
+                f"--repetition-penalty {self.repetition} is not in 0.001..1000",
+                "1.1",
+            ),
+            (abs(self.presence) <= 1e3, f"--presence-penalty {self.presence} is not in -1000..1000", "0.5"),
+            (
+                abs(self.frequency) <= 1e3,
+                f"--frequency-penalty {self.frequency} is not in -1000..1000",
+                "0.5",
+            ),
         ):
             if not ok:
-                raise UsageError(what, "see `hexgraft run --help`")
+                raise UsageError(what, f"example: {what.split()[0]} {example}")
 
     @property
     def penalised(self) -> bool:

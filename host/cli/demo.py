@@ -68,7 +68,13 @@ class Difference:
 @click.option(
     "--max-tokens", default=128, show_default=True, type=click.IntRange(min=1), help="Tokens a prompt."
 )
-@click.option("--threads", default=0, type=click.IntRange(0, 256), help="CPU threads; 0 for one a core.")
+@click.option(
+    "--threads",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0, 256),
+    help="CPU threads; 0 for one a core.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def demo(max_tokens: int, threads: int, as_json: bool) -> int:
     """Fetch SmolLM2, export it with a draft head, and decode three prompts plainly and with token trees.

@@ -60,29 +60,43 @@ def _used(command: Command) -> Command:
 
 
 sampling_options = _all(
-    click.option("--temperature", default=0.0, show_default=True, help="0 takes the best token."),
+    click.option(
+        "--temperature",
+        default=0.0,
+        show_default=True,
+        help="0 takes the best token, 1 draws as the model has it; 0 or more.",
+    ),
     click.option("--top-k", default=0, show_default=True, help="Draw from the k best; 0 for all."),
-    click.option("--top-p", default=1.0, show_default=True, help="Draw from the best of this total mass."),
-    click.option("--min-p", default=0.0, show_default=True, help="Drop tokens below this share of the best."),
+    click.option(
+        "--top-p",
+        default=1.0,
+        show_default=True,
+        help="Draw from the best of this total mass, above 0 and up to 1.",
+    ),
+    click.option(
+        "--min-p", default=0.0, show_default=True, help="Drop tokens below this share of the best, 0 to 1."
+    ),
     click.option(
         "--repetition-penalty",
         default=1.0,
         show_default=True,
-        help="Divides the logits of tokens seen so far, prompt included; above 1 discourages them.",
+        help="Divides the logits of tokens seen so far, prompt included: 0.001 to 1000, above 1 discourages.",
     ),
     click.option(
         "--presence-penalty",
         default=0.0,
         show_default=True,
-        help="Taken off the logit of every token generated so far.",
+        help="Taken off the logit of every token generated so far; -1000 to 1000.",
     ),
     click.option(
         "--frequency-penalty",
         default=0.0,
         show_default=True,
-        help="Taken off the logit once for each time a token was generated.",
+        help="Taken off the logit once for each time a token was generated; -1000 to 1000.",
     ),
-    click.option("--seed", default=0, show_default=True, help="Keys every draw, with its position."),
+    click.option(
+        "--seed", default=0, show_default=True, help="Keys every draw, with its position; 0 to 2^64-1."
+    ),
 )
 """How tokens are drawn."""
 
@@ -99,7 +113,13 @@ session_options = _all(
         help="Pad passes to these widths, as a phone's static graphs do: `bundle`, or numbers. "
         "Default: any width.",
     ),
-    click.option("--threads", default=0, type=click.IntRange(0, 256), help="CPU threads; 0 for one a core."),
+    click.option(
+        "--threads",
+        default=0,
+        show_default=True,
+        type=click.IntRange(0, 256),
+        help="CPU threads; 0 for one a core.",
+    ),
     click.option(
         "--provider",
         type=click.Choice(PROVIDERS),
@@ -165,7 +185,10 @@ draft_options = _all(
         help="Levels below the root. Default: no limit of its own.",
     ),
     click.option(
-        "--draft-option", multiple=True, metavar="NAME=VALUE", help="A parameter of the drafter; repeatable."
+        "--draft-option",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="A parameter of the drafter; repeatable. An unknown NAME lists those there are.",
     ),
     click.option(
         "--corpus", type=click.Path(path_type=Path), help="A text file in which lookup finds drafts too."

@@ -44,7 +44,13 @@ from hexgraft.models.errors import FAILED, UsageError
 @click.option("--reference", type=click.Choice(BACKENDS), default="cpu", show_default=True)
 @click.option("--reference-provider", type=click.Choice(PROVIDERS), default="cpu", show_default=True)
 @click.option("--reference-widths", help="The reference's widths. Default: those of the other.")
-@click.option("--threads", default=0, type=click.IntRange(0, 256), help="CPU threads; 0 for one a core.")
+@click.option(
+    "--threads",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0, 256),
+    help="CPU threads; 0 for one a core.",
+)
 @click.option("-s", "--serial", envvar="ANDROID_SERIAL", help="With device: which phone, if several.")
 @click.option(
     "--root", envvar="HEXGRAFT_DEVICE_ROOT", default=ROOT, help="With device: our folder on the phone."

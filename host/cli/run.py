@@ -20,7 +20,6 @@ from hexgraft.host.cli.generation import (
     print_piece,
     summary,
 )
-from hexgraft.host.cli.given_text import TEXT_LIMIT, decode_text, read_text
 from hexgraft.host.cli.interrupt import interruptible
 from hexgraft.host.cli.options import (
     answer_options,
@@ -70,7 +69,8 @@ from hexgraft.models.errors import CONNECTION_LOST, INTERRUPTED, HexgraftError, 
     metavar="SECONDS",
     type=click.IntRange(min=0),
     default=0,
-    help="With --backend device: wait so long for a phone whose link was lost, and go on.",
+    show_default=True,
+    help="With --backend device: wait so long for a phone whose link was lost, and go on; 0 ends the run.",
 )
 @click.option(
     "--show-tree",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import math
 from collections.abc import Iterable
@@ -86,20 +87,38 @@ def parse_knobs(drafter: str, pairs: Iterable[str]) -> Knobs:
     for pair in pairs:
         name, equals, text = pair.partition("=")
         name = name.strip().replace("-", "_")
-        if not equals:
-            raise UsageError(f"--draft-option {pair!r} is not name=value", "example: --draft-option top_k=8")
         if name not in types:
-            raise UsageError(f"the drafter {drafter} has no option {name!r}", _known(name, list(types)))
+            raise UsageError(f"the drafter {drafter} has no option {name!r}", _known(name, drafter))
+        if not equals:
+            example = defaults(drafter)[name] or "0.6,0.2,0.1"
+            raise UsageError(
+                f"--draft-option {pair!r} is not name=value", f"example: --draft-option {name}={example}"
+            )
         kind, hint = types[name]
         given.setdefault(kind, {})[name] = _parse(name, text.strip(), hint)
     return Knobs(*(kind(**values) for kind, values in given.items()))
 
 
-def _known(name: str, names: list[str]) -> str:
+def defaults(drafter: str) -> dict[str, str]:
+    """The options of a drafter and what they are when not given, as they are typed; a table, which is then
+    the draft's own, is ""."""
+    return {
+        field.name: "" if field.default == () else str(field.default).lower()
+        for kind in KNOBS[drafter]
+        for field in dataclasses.fields(kind)
+    }
+
+
+def _known(name: str, drafter: str) -> str:
+    """What there is instead of the option `name`."""
+    names = defaults(drafter)
+    owners = [other for other in KNOBS if name in defaults(other)]
     close = difflib.get_close_matches(name, names, n=1)
-    if close:
-        return f"did you mean --draft-option {close[0]}=...?"
-    return f"it has: {', '.join(names)}" if names else "leave out --draft-option"
+    listed = ", ".join(f"{known}={value}" if value else known for known, value in names.items())
+    has = f"{drafter} has {listed}" if names else f"{drafter} has none"
+    if owners:
+        return f"it is one of --draft {' or '.join(owners)}; {has}"
+    return f"did you mean --draft-option {close[0]}=...? {has}" if close else has
 
 
 def _parse(name: str, text: str, hint: Any) -> Any:

@@ -21,8 +21,14 @@ from command import error_of, hexgraft
         (("-p", "a", "--tree-size", "33"), "--tree-size 33 is wider than the widest graph, 32", 2),
         (("-p", "a", "--tree-size", "0"), "--tree-size 0 is not positive", 2),
         (("-p", "a", "--max-tokens", "0"), "--max-tokens 0 is not positive", 2),
-        (("-p", "a", "--temperature", "-1"), "--temperature -1.0 is negative", 2),
-        (("-p", "a", "--top-p", "nan"), "sampling options must be finite numbers", 2),
+        (("-p", "a", "--temperature", "-1"), "--temperature -1.0 is not 0 or more", 2),
+        (("-p", "a", "--temperature", "nan"), "--temperature nan is not 0 or more", 2),
+        (("-p", "a", "--temperature", "inf"), "--temperature inf is not 0 or more", 2),
+        (("-p", "a", "--top-p", "nan"), "--top-p nan is not above 0 and at most 1", 2),
+        (("-p", "a", "--min-p", "nan"), "--min-p nan is not in 0..1", 2),
+        (("-p", "a", "--repetition-penalty", "nan"), "--repetition-penalty nan is not in 0.001..1000", 2),
+        (("-p", "a", "--presence-penalty", "inf"), "--presence-penalty inf is not in -1000..1000", 2),
+        (("-p", "a", "--frequency-penalty", "nan"), "--frequency-penalty nan is not in -1000..1000", 2),
         (
             ("-p", "a", "--widths", "5000"),
             "--widths '5000' is neither `bundle` nor numbers from 1 to 1024",
@@ -75,6 +81,36 @@ def test_a_tree_wider_than_the_widths_of_this_run(bundle: Path) -> None:
     assert typed.exit_code == own.exit_code == 2
 
 
+def test_the_nearest_name_is_offered(bundle: Path) -> None:
+    result = hexgraft("run", bundle, "-p", "a", "--draft", "best-first", "--draft-option", "max-fanout=3")
+    assert error_of(result)[1] == (
+        "did you mean --draft-option max_fan_out=...? best-first has top_k=15, temperature=1.5, p_base=0.9, "
+        "max_fan_out=3, min_prob=0.2, early_stop=true"
+    )
+
+
+@pytest.mark.parametrize(
+    ("drafter", "option", "hint"),
+    [
+        (
+            "lookup",
+            "max_fan_out=3",
+            "it is one of --draft best-first; lookup has min_match=2, max_match=64, occurrences=16, "
+            "min_prob=0.0",
+        ),
+        ("static", "depth=3", "it is one of --draft levels or lookup+levels; static has table"),
+        ("chain", "top_k=3", "it is one of --draft best-first or levels or lookup+levels; chain has none"),
+        ("levels", "help", "levels has top_k=8, depth=8, calibrated=true"),
+        ("levels", "depth", "example: --draft-option depth=8"),
+        ("sampled", "table", "example: --draft-option table=0.6,0.2,0.1"),
+    ],
+)
+def test_options_of_drafters_are_told(bundle: Path, drafter: str, option: str, hint: str) -> None:
+    done = hexgraft("run", bundle, "-p", "a", "--draft", drafter, "--draft-option", option)
+    assert error_of(done)[1] == hint
+    assert done.exit_code == 2
+
+
 def test_a_system_message_without_room_for_another(bundle: Path) -> None:
     """Refused for what it is, and before the model is loaded."""
     system, words = "fox " * 300, "and the context holds 256: no room is left"
@@ -83,11 +119,6 @@ def test_a_system_message_without_room_for_another(bundle: Path) -> None:
         assert message.startswith("the system message has ")
         assert message.endswith(words)
         assert hint == "shorten it, or export with a larger --context"
-
-
-def test_the_nearest_name_is_offered(bundle: Path) -> None:
-    result = hexgraft("run", bundle, "-p", "a", "--draft", "best-first", "--draft-option", "max-fanout=3")
-    assert error_of(result)[1] == "did you mean --draft-option max_fan_out=...?"
 
 
 def test_a_verifier_that_would_be_biased(bundle: Path) -> None:

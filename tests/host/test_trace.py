@@ -195,7 +195,7 @@ def edited(run: Run, file: Path, line: int, **changes: Any) -> Path:
         (0, {"prompt": []}, "line 1: the prompt is empty"),
         (0, {"prompt": [1, 999]}, "line 1: the prompt is empty or not of this vocabulary"),
         (0, {"extra": 1}, "unknown field `extra`"),
-        (0, {"sampling": {"temperature": -1}}, "--temperature -1.0 is negative"),
+        (0, {"sampling": {"temperature": -1}}, "--temperature -1.0 is not 0 or more"),
         (1, {"context": 3}, "line 2: round 1 at position 3 does not follow"),
         (1, {"number": 7}, "line 2: round 7"),
         (1, {"sources": ["root"]}, "line 2: tokens, parents, probabilities and sources differ in number"),

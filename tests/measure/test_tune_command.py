@@ -306,7 +306,7 @@ def test_bad_options_are_refused(
         (("--drafters", ""), "unknown drafter ''"),
         (("--drafters", "lookup,sampled"), "unknown drafter 'sampled'"),
         (("--prompts", "missing.txt"), "cannot read missing.txt: No such file"),
-        (("--temperature", "-1"), "is negative"),
+        (("--temperature", "-1"), "is not 0 or more"),
     ],
 )
 def test_what_was_typed_is_checked_before_anything_is_measured(
