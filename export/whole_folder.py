@@ -13,7 +13,7 @@ from shlex import quote
 
 from hexgraft.export.resume import Finished
 from hexgraft.host.atomic_file import FULL
-from hexgraft.models.errors import ExportError
+from hexgraft.models.errors import ExportError, mistyped
 
 
 @contextmanager
@@ -24,12 +24,12 @@ def whole_folder(path: Path, finished: Finished | None = None) -> Iterator[Path]
     empty.
     """
     if not path.name:  # ".", which is what an empty text becomes, or "/"
-        raise ExportError(f"{path} is no name for a new folder", "example: -o bundle")
+        raise mistyped(ExportError(f"{path} is no name for a new folder", "example: -o bundle"))
     if path.exists() or path.is_symlink():
         raise _exists(path)
     parent = path.resolve().parent
     if not parent.is_dir():
-        raise ExportError(f"the folder {parent} does not exist", f"mkdir -p {quote(str(parent))}")
+        raise mistyped(ExportError(f"the folder {parent} does not exist", f"mkdir -p {quote(str(parent))}"))
     partial = parent / f".{path.name}.partial-{os.getpid()}"
     _sweep(parent, path.name, finished, partial)
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from shlex import quote
 from tempfile import TemporaryFile
 
-from hexgraft.models.errors import HexgraftError, UsageError
+from hexgraft.models.errors import HexgraftError, UsageError, mistyped
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What a write fails with when there is no space left, or no more is allowed."""
@@ -89,7 +89,7 @@ def cannot_write(path: Path, error: OSError) -> HexgraftError:
             f"no space left for {path}", f"see `df -h {folder}`; free some, or name another disk"
         )
     if error.errno == errno.ENOENT:
-        return HexgraftError(f"the folder {parent} does not exist", f"mkdir -p {folder}")
+        return mistyped(HexgraftError(f"the folder {parent} does not exist", f"mkdir -p {folder}"))
     reason = error.strerror or str(error)
     if error.errno == errno.ENAMETOOLONG:
         return HexgraftError(f"cannot write {path}: {reason}", "choose a shorter name")

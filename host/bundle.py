@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from hexgraft.host.layout import check_layout, is_vendor
 from hexgraft.host.manifest import FORMAT, MANIFEST, GraphEntry, Manifest, ModelEntry
 from hexgraft.host.manifest_head import check_head
-from hexgraft.models.errors import BundleError, CheckpointError
+from hexgraft.models.errors import BundleError, CheckpointError, mistyped
 from hexgraft.models.file_names import clip, is_inner_path
 from hexgraft.models.tokenizer import load_tokenizer, vocab_hash
 
@@ -49,9 +49,11 @@ class Bundle:
         if role == "target":
             return self.manifest.target
         if self.manifest.draft is None:
-            raise BundleError(
-                f"{self.path} has no draft model",
-                "use --draft lookup, or export again with `--draft CHECKPOINT`",
+            raise mistyped(
+                BundleError(
+                    f"{self.path} has no draft model",
+                    "use --draft lookup, or export again with `--draft CHECKPOINT`",
+                )
             )
         return self.manifest.draft
 
@@ -111,7 +113,7 @@ def open_bundle(path: Path) -> Bundle:
         hint = "give the folder that `hexgraft export` wrote"
         if path.suffix.lower() == ".gguf" and path.is_file():
             hint = f"export it first: `hexgraft export {path.name} -o BUNDLE`"
-        raise BundleError(f"no bundle at {path}", hint)
+        raise mistyped(BundleError(f"no bundle at {path}", hint))
     if manifest_path.stat().st_size > _MANIFEST_LIMIT:
         raise BundleError(f"{manifest_path} is larger than any manifest", EXPORT_HINT)
     raw = manifest_path.read_bytes()

@@ -17,7 +17,7 @@ from hexgraft.host.decode import Decoder, common_length
 from hexgraft.host.drafters.features import FeatureReader, HeadCache
 from hexgraft.host.session import CacheRows, Rows, Session, prefill
 from hexgraft.host.text import TextCodec
-from hexgraft.models.errors import DecodeError, HexgraftError
+from hexgraft.models.errors import DecodeError, HexgraftError, mistyped
 
 FORMAT = "2"
 """Readers accept exactly this version."""
@@ -184,7 +184,7 @@ def write_prefix(path: Path, prefix: Prefix) -> None:
 def read_prefix(path: Path, bundle: Bundle, place: Place) -> Prefix:
     """Read a prefix that was baked with this bundle at this place; anything else is refused in words."""
     if not path.is_file():
-        raise HexgraftError(f"no baked prefix at {path}", _HINT)
+        raise mistyped(HexgraftError(f"no baked prefix at {path}", _HINT))
     try:
         with safe_open(path, framework="numpy") as file:
             opened: Any = file

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hexgraft.models.config import ModelConfig
-from hexgraft.models.errors import CheckpointError
+from hexgraft.models.errors import CheckpointError, mistyped
 
 BLOCK_BYTES = 8 << 20
 """Of float32 read at a time. Twice as much, and each block is fresh memory from the system, page by page."""
@@ -79,9 +79,11 @@ def open_checkpoint(path: Path) -> Checkpoint:
         checkpoint = open_checkpoint(found.path)
         checkpoint.name, checkpoint.origin = found.name, found.origin
         return checkpoint
-    raise CheckpointError(
-        f"no checkpoint at {path}",
-        "give a .gguf file or a Hugging Face model folder, or fetch one with `hexgraft fetch`",
+    raise mistyped(
+        CheckpointError(
+            f"no checkpoint at {path}",
+            "give a .gguf file or a Hugging Face model folder, or fetch one with `hexgraft fetch`",
+        )
     )
 
 

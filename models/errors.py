@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
+from typing import TypeVar
+
+Failure = TypeVar("Failure", bound="HexgraftError")
 
 OK = 0
 FAILED = 1
@@ -28,6 +31,12 @@ class HexgraftError(Exception):
         self.message = message
         self.hint = hint
         self.details = tuple(details)
+
+
+def mistyped(error: Failure) -> Failure:
+    """The same error as one of usage: what was typed names nothing that there is."""
+    error.exit_code = USAGE
+    return error
 
 
 def look_at(path: Path) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hexgraft.models.checkpoint_files import PATTERNS
-from hexgraft.models.errors import CheckpointError
+from hexgraft.models.errors import CheckpointError, mistyped
 from hexgraft.models.gguf_file import parts_of
 
 _ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:/([\w./-]+\.gguf))?(?:@([\w./-]+))?")
@@ -68,9 +68,11 @@ def download(path: Path, *also: str) -> Download:
             )
         return Download(folder, repo.partition("/")[2], origin)
     if not (folder / file).is_file():
-        raise CheckpointError(
-            f"{repo} on the Hugging Face hub has no file {file}",
-            f"see https://huggingface.co/{repo}/tree/main",
+        raise mistyped(
+            CheckpointError(
+                f"{repo} on the Hugging Face hub has no file {file}",
+                f"see https://huggingface.co/{repo}/tree/main",
+            )
         )
     return Download(folder / file, Path(file).stem, f"{origin}/{file}")
 
@@ -95,4 +97,5 @@ def _refusal(path: str, error: Exception) -> CheckpointError:
         hint = f"check the name; a private model needs a login (hf auth login); {hint}"
     elif kind in ("LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectError", "ConnectionError"):
         hint = f"check the network, and HF_HUB_OFFLINE; {hint}"
-    return CheckpointError(f"no checkpoint at {path}, and the Hugging Face hub gives none: {reason}", hint)
+    refusal = CheckpointError(f"no checkpoint at {path}, and the Hugging Face hub gives none: {reason}", hint)
+    return mistyped(refusal) if kind == "RepositoryNotFoundError" else refusal

@@ -34,7 +34,7 @@ from hexgraft.host.manifest import (
     Provenance,
 )
 from hexgraft.models.config import ModelConfig, tensor_shapes
-from hexgraft.models.errors import ExportError
+from hexgraft.models.errors import ExportError, mistyped
 from hexgraft.models.file_names import readable_name
 from hexgraft.models.hf_checkpoint import license_of
 from hexgraft.models.hf_config import config_from_hf
@@ -138,7 +138,7 @@ def import_bundle(
 def _read(folder: Path) -> Source:
     if not folder.is_dir():
         what = f"{folder} is a file" if folder.exists() else f"there is no folder {folder}"
-        raise ExportError(what, "give the folder that the vendor's export wrote")
+        raise mistyped(ExportError(what, "give the folder that the vendor's export wrote"))
     graphs: dict[str, Sequence[SourceGraph]] = {}
     onnx_files, bin_files = sorted(folder.glob("*.onnx")), sorted(folder.glob("*.bin"))
     if onnx_files:

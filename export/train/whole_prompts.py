@@ -27,9 +27,9 @@ class Prompts:
                     f"no prompt fits in the {room} tokens that answers leave for it", "use fewer --new-tokens"
                 )
         if extra and not any(map(self.fits, extra)):
+            none = f"none of the {len(extra)} prompts of" if extra[1:] else "no prompt of"
             raise UsageError(
-                f"none of the {len(extra)} prompts of --prompts fits in {room} tokens, with what the chat "
-                "template adds",
+                f"{none} --prompts fits in {room} tokens, with what the chat template adds",
                 "shorten them, or leave out --prompts",
             )
         self.left_out.clear()

@@ -3,6 +3,7 @@ known from. Benchmarks write it; whatever predicts tokens a second reads it."""
 
 from __future__ import annotations
 
+import errno
 import math
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from hexgraft.host.atomic_file import check_place, check_replaced, write_whole
-from hexgraft.models.errors import HexgraftError
+from hexgraft.models.errors import HexgraftError, mistyped
 
 FORMAT = 1
 """Readers accept exactly this version; there is no compatibility code."""
@@ -213,9 +214,10 @@ def read_profile(path: Path) -> LatencyProfile:
         with path.open("rb") as stream:
             raw = stream.read(_LIMIT)
     except OSError as error:
-        raise ProfileError(
+        failed = ProfileError(
             f"cannot read {path}: {error.strerror}", "hexgraft bench BUNDLE -o FILE writes a profile"
-        ) from error
+        )
+        raise (mistyped(failed) if error.errno == errno.ENOENT else failed) from error
     return parse_profile(raw, str(path))
 
 

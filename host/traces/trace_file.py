@@ -17,7 +17,7 @@ import msgspec
 
 from hexgraft.host.atomic_file import check_replaced
 from hexgraft.host.traces.trace import FORMAT, End, Header, Record, Trace, TraceError, TraceRound, tokens_hash
-from hexgraft.models.errors import HexgraftError, UsageError, look_at
+from hexgraft.models.errors import HexgraftError, UsageError, look_at, mistyped
 
 HINT = "record it again: `hexgraft run BUNDLE -p PROMPT --trace FILE`"
 _START = b'{"record":"header"'
@@ -42,9 +42,10 @@ class TraceWriter:
             self._claim(path)
         except OSError as error:
             folder = quote(str(path.parent))
+            way = f"mkdir -p {folder}" if error.errno == errno.ENOENT else f"see `ls -ld {folder}`"
             raise UsageError(
                 f"cannot write the trace {path}: {error.strerror}",
-                f"see `ls -ld {folder}`, or choose another name for --trace",
+                f"{way}, or choose another name for --trace",
             ) from error
         self._path, self._encoder = path, msgspec.json.Encoder()
 
@@ -100,7 +101,8 @@ def read_trace(path: Path) -> Trace:
             hint = "give the file that `hexgraft run --trace FILE` wrote"
         elif error.errno == errno.EACCES:
             hint = look_at(path)
-        raise TraceError(f"cannot read the trace {path}: {error.strerror}", hint) from error
+        failed = TraceError(f"cannot read the trace {path}: {error.strerror}", hint)
+        raise (mistyped(failed) if error.errno in (errno.ENOENT, errno.EISDIR) else failed) from error
     # What follows the last line end was being written when the run was cut off.
     whole = lines[:-1]
     trace = Trace(_header(whole[0] if whole else b"", path))

@@ -35,7 +35,7 @@ def test_missing_checkpoint(output: Path) -> None:
     message, hint = error_of(result)
     assert message == "no checkpoint at nowhere.gguf"
     assert "`hexgraft fetch`" in hint
-    assert result.exit_code == 1
+    assert result.exit_code == 2
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.9, 0.999])

@@ -58,7 +58,7 @@ from command import error_of, hexgraft
         ),
         (("-p", "a", "--corpus", "x"), "--corpus is of no use to the drafter levels", 2),
         (("-p", "a", "--draft", "lookup", "--corpus", "x"), "cannot read x: No such file or directory", 2),
-        (("-p", "a", "--baked", "x"), "no baked prefix at x", 1),
+        (("-p", "a", "--baked", "x"), "no baked prefix at x", 2),
     ],
 )
 def test_prompts_and_options(bundle: Path, arguments: tuple[str, ...], message: str, code: int) -> None:

@@ -244,7 +244,7 @@ def test_errors_do_not_end_a_conversation_and_ctrl_d_does(bundle: Path) -> None:
         chat.type("the fox\\\nand the dog\n")
         place = chat.wait_for("> ", chat.wait_for("and the dog\r\n", place))
         chat.type("/stats\n")
-        place = chat.wait_for("1 turns, ", place)
+        place = chat.wait_for("1 turn, ", place)
         chat.type("/reset\n")
         chat.wait_for("> ", chat.wait_for("started over", place))
         chat.settle()

@@ -30,7 +30,7 @@ try:
     checkpoint = open_checkpoint(Path(sys.argv[1]))
     print(checkpoint.name, checkpoint.origin, checkpoint.config.vocab)
 except CheckpointError as error:
-    print(f"error: {error.message} | {error.hint}")
+    print(f"error: {error.message} | {error.hint} | exit code {error.exit_code}")
 """
 
 
@@ -187,19 +187,20 @@ def test_an_adapter_is_told_from_a_model(hub: Hub, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "environment", "words"),
+    ("name", "environment", "words", "code"),
     [
-        ("owner/other", {}, "check the name"),
-        ("gated/tiny", {}, "accept its licence"),
-        ("owner/tiny", {"HF_HUB_OFFLINE": "1"}, "check the network"),
+        ("owner/other", {}, "check the name", 2),
+        ("gated/tiny", {}, "accept its licence", 1),
+        ("owner/tiny", {"HF_HUB_OFFLINE": "1"}, "check the network", 1),
     ],
 )
 def test_refusals_say_what_to_do(
-    hub: Hub, tmp_path: Path, name: str, environment: dict[str, str], words: str
+    hub: Hub, tmp_path: Path, name: str, environment: dict[str, str], words: str, code: int
 ) -> None:
     said = opened(hub, tmp_path, name, **environment)
     assert said.startswith(f"error: no checkpoint at {name}, and the Hugging Face hub gives none")
     assert words in said
+    assert said.endswith(f"exit code {code}")
 
 
 def test_mistyped_paths_do_not_go_online(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

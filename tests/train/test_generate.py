@@ -154,7 +154,7 @@ def test_prompts_are_whole_or_left_out(bundle: Bundle) -> None:
     assert "Why?" in messages
     assert long not in messages
     assert long in prompts.left_out
-    with pytest.raises(UsageError, match="none of the 1 prompts of --prompts fits in 120 tokens") as raised:
+    with pytest.raises(UsageError, match="no prompt of --prompts fits in 120 tokens") as raised:
         Prompts(bundle, 120, (long,))
     assert raised.value.hint == "shorten them, or leave out --prompts"
     with pytest.raises(UsageError, match="no prompt fits in the 4 tokens that answers leave for it"):
