@@ -215,7 +215,7 @@ def test_shards_of_two_processes_merge_and_train_to_the_same_loss(
         (["--vocab", "4000"], "--vocab 4000 is more than the 320 tokens of the target"),
         (["--tokens", "20", "--texts", "2", "--new-tokens", "6"], "too few to train a draft on"),
         (["--shard", "3/2"], "--shard '3/2' is not of the form I/N"),
-        (["--prompts", "/nowhere"], "cannot read prompts from /nowhere"),
+        (["--prompts", "/nowhere"], "cannot read /nowhere: No such file or directory"),
     ],
 )
 def test_what_cannot_be_trained(target: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
