@@ -176,23 +176,24 @@ class Adaptive(WrappedDrafter):
         logs = self._logs(tree)
         order = sorted(range(len(tree)), key=lambda node: (-logs[node], node))
         best, most, gain = 1, -math.inf, 0.0
+        worth, room = token - self._costs.row, slack + plain - self._costs.drafting
         for count in range(1, len(tree) + 1):
             gain += math.exp(logs[order[count - 1]])
-            if count > 1 and self._loss(count, fill, plain) > slack:
+            price = self._costs.verify(count, fill)
+            if count > 1 and price > room:
                 continue
-            net = gain * (token - self._costs.row) - self._costs.verify(count, fill)
+            net = gain * worth - price
             if net > most + 1e-12:
                 best, most = count, net
         return sorted(order[:best])
 
     def _logs(self, tree: TokenTree) -> list[float]:
         """By node, the log of how likely it is to be accepted."""
-        logs = [0.0]
+        logs, shares, parents = [0.0], tree.probabilities.tolist(), tree.parents.tolist()
         for node in range(1, len(tree)):
-            share = float(tree.probabilities[node])
-            share = _UNKNOWN if math.isnan(share) else share
+            share = _UNKNOWN if math.isnan(shares[node]) else shares[node]
             own = self._calibration.correct(math.log(share)) if share > 0 else -math.inf
-            logs.append(logs[tree.parents[node]] + own)
+            logs.append(logs[parents[node]] + own)
         return logs
 
     def _follow(self, drafted: int, kept: int) -> None:
@@ -228,10 +229,9 @@ def _cut(tree: TokenTree, kept: Sequence[int]) -> TokenTree:
     """`tree` without the nodes that are not among `kept`, which holds every node's parent before it."""
     if len(kept) == len(tree):
         return tree
-    builder = TreeBuilder(int(tree.tokens[ROOT]))
+    tokens, parents, shares = tree.tokens.tolist(), tree.parents.tolist(), tree.probabilities.tolist()
+    builder = TreeBuilder(tokens[ROOT])
     place = {ROOT: ROOT}
     for node in kept[1:]:
-        parent = place[int(tree.parents[node])]
-        share = float(tree.probabilities[node])
-        place[node] = builder.add(parent, int(tree.tokens[node]), share, tree.sources[node])
+        place[node] = builder.add(place[parents[node]], tokens[node], shares[node], tree.sources[node])
     return builder.build()

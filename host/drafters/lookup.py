@@ -60,6 +60,19 @@ class _Reader:
         return self.index.at(self.start + (depth % self.period if self.period else depth))
 
 
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Readers that have read the same tokens so far, their whole weight, and the longest match among them."""
+
+    readers: list[_Reader]
+    weight: float
+    length: int
+
+    @classmethod
+    def of(cls, readers: list[_Reader]) -> _Group:
+        return cls(readers, sum(reader.weight for reader in readers), max(r.length for r in readers))
+
+
 class Lookup:
     """Continuations of the longest matching suffixes form a tree, filled best first.
 
@@ -127,16 +140,16 @@ class Lookup:
     def _fill(self, builder: TreeBuilder, readers: list[_Reader], limits: Limits) -> None:
         order = 0
         least = -math.log(self._knobs.min_prob) if self._knobs.min_prob else math.inf
-        heap: list[tuple[float, int, int, int, float, list[_Reader]]] = []
+        heap: list[tuple[float, int, int, int, float, _Group]] = []
 
-        def push(parent: int, key: float, group: list[_Reader]) -> None:
+        def push(parent: int, key: float, group: _Group) -> None:
             nonlocal order
             for token, share, part in _children(group, builder.depths[parent]):
                 order += 1
                 score = key - self._calibration.correct(math.log(share))
                 heapq.heappush(heap, (score, order, parent, token, share, part))
 
-        push(ROOT, 0.0, readers)
+        push(ROOT, 0.0, _Group.of(readers))
         while heap and len(builder) < limits.nodes:
             key, _, parent, token, share, group = heapq.heappop(heap)
             if key > least:
@@ -146,17 +159,18 @@ class Lookup:
                 push(node, key, group)
 
 
-def _children(group: list[_Reader], depth: int) -> list[tuple[int, float, list[_Reader]]]:
+def _children(group: _Group, depth: int) -> list[tuple[int, float, _Group]]:
     """What follows after `depth` drafted tokens, the likeliest first: token, probability, its readers."""
     parts: dict[int, list[_Reader]] = {}
-    for reader in group:
+    for reader in group.readers:
         token = reader.at(depth)
         if token is not None:
             parts.setdefault(token, []).append(reader)
-    if not parts:
-        return []
-    evidence = max(reader.length for reader in group) + depth + len(group) - 1
-    total = sum(reader.weight for reader in group)
-    trust = evidence / (evidence + 1) / total
-    shares = [(token, trust * sum(r.weight for r in part), part) for token, part in parts.items()]
+    evidence = group.length + depth + len(group.readers) - 1
+    trust = evidence / (evidence + 1) / group.weight
+    shares = []
+    for token, readers in parts.items():
+        # Mostly all go on alike, and nothing need be summed again.
+        part = group if len(readers) == len(group.readers) else _Group.of(readers)
+        shares.append((token, trust * part.weight, part))
     return sorted(shares, key=lambda child: (-child[1], child[0]))
