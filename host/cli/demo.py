@@ -18,6 +18,7 @@ from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.cli.console import bytes_progress, print_json, say, stdout, token_progress
 from hexgraft.host.cli.demo_prompts import PROMPTS
 from hexgraft.host.cli.table import Table
+from hexgraft.host.cli.threads import threads_option
 from hexgraft.host.cli.tree_view import draw_round
 from hexgraft.host.cpu_session import CpuSession
 from hexgraft.host.decode import DecodeOptions, Decoder, Round
@@ -68,13 +69,7 @@ class Difference:
 @click.option(
     "--max-tokens", default=128, show_default=True, type=click.IntRange(min=1), help="Tokens a prompt."
 )
-@click.option(
-    "--threads",
-    default=0,
-    show_default=True,
-    type=click.IntRange(0, 256),
-    help="CPU threads; 0 for one a core.",
-)
+@threads_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def demo(max_tokens: int, threads: int, as_json: bool) -> int:
     """Fetch SmolLM2, export it with a draft head, and decode three prompts plainly and with token trees.

@@ -19,6 +19,7 @@ from hexgraft.host.cli.authors import take_authors
 from hexgraft.host.cli.console import bytes_progress
 from hexgraft.host.cli.phone_options import build_options, refuse_unused
 from hexgraft.host.cli.place import phone_of, place_of
+from hexgraft.host.cli.threads import threads_option
 from hexgraft.host.cli.tuned import Draft, site_of, tuned_drafter, wants_tuned
 from hexgraft.host.decode import DecodeOptions, Decoder
 from hexgraft.host.drafters.base import Drafter
@@ -113,13 +114,7 @@ session_options = _all(
         help="Pad passes to these widths, as a phone's static graphs do: `bundle`, or numbers. "
         "Default: any width.",
     ),
-    click.option(
-        "--threads",
-        default=0,
-        show_default=True,
-        type=click.IntRange(0, 256),
-        help="CPU threads; 0 for one a core.",
-    ),
+    threads_option,
     click.option(
         "--provider",
         type=click.Choice(PROVIDERS),

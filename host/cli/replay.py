@@ -20,6 +20,7 @@ from hexgraft.host.cli.finite import Finite
 from hexgraft.host.cli.options import open_checked, open_role, verify_option
 from hexgraft.host.cli.phone_options import build_options, build_where_it_is, refuse_unused
 from hexgraft.host.cli.table import Table
+from hexgraft.host.cli.threads import threads_option
 from hexgraft.host.cli.tree_view import visible
 from hexgraft.host.counted import counted
 from hexgraft.host.session import Session
@@ -44,13 +45,7 @@ from hexgraft.models.errors import FAILED, UsageError
 @click.option("--reference", type=click.Choice(BACKENDS), default="cpu", show_default=True)
 @click.option("--reference-provider", type=click.Choice(PROVIDERS), default="cpu", show_default=True)
 @click.option("--reference-widths", help="The reference's widths. Default: those of the other.")
-@click.option(
-    "--threads",
-    default=0,
-    show_default=True,
-    type=click.IntRange(0, 256),
-    help="CPU threads; 0 for one a core.",
-)
+@threads_option
 @click.option("-s", "--serial", envvar="ANDROID_SERIAL", help="With device: which phone, if several.")
 @click.option(
     "--root", envvar="HEXGRAFT_DEVICE_ROOT", default=ROOT, help="With device: our folder on the phone."

@@ -15,6 +15,7 @@ from hexgraft.host.bundle import Bundle, open_bundle
 from hexgraft.host.cli.console import print_json, say, token_progress
 from hexgraft.host.cli.finite import Finite
 from hexgraft.host.cli.interrupt import resumable
+from hexgraft.host.cli.threads import threads_option
 from hexgraft.host.cli.typed import typed_options
 from hexgraft.host.given_text import read_prompts
 from hexgraft.host.manifest import MANIFEST
@@ -105,13 +106,7 @@ _USED_BY = {"vocab": "head", "unroll": "head", "start": "head", "layers": "small
 )
 @click.option("--work", type=click.Path(path_type=Path), help="Folder for texts. Default: OUTPUT.work")
 @click.option("--shard", help="I/N: only write every N-th part of the text, from the I-th (0, 1, ...) on.")
-@click.option(
-    "--threads",
-    default=0,
-    show_default=True,
-    type=click.IntRange(0, 256),
-    help="CPU threads; 0 for one a core.",
-)
+@threads_option
 @click.option("--full-precision", is_flag=True, help="Compute in float32 instead of bfloat16.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @resumable()
