@@ -99,7 +99,10 @@ class Prefix:
 
 def system_tokens(codec: TextCodec, system: str) -> list[int]:
     """The tokens every conversation with this system message begins with."""
-    shared = _shared(codec, system)
+    shared: list[int] | None = None
+    for probe in _PROBES:
+        tokens = _beginning(codec, system, probe)
+        shared = tokens if shared is None else shared[: common_length(shared, tokens)]
     if not shared:
         raise DecodeError(
             "the model's chat template begins differently with every message: nothing can be baked",
@@ -108,19 +111,14 @@ def system_tokens(codec: TextCodec, system: str) -> list[int]:
     return shared
 
 
-def _shared(codec: TextCodec, system: str) -> list[int]:
-    shared: list[int] | None = None
-    for probe in _PROBES:
-        tokens = codec.encode_chat(
-            [{"role": "system", "content": system}, {"role": "user", "content": probe}]
-        )
-        shared = tokens if shared is None else shared[: common_length(shared, tokens)]
-    return shared or []
+def _beginning(codec: TextCodec, system: str, message: str) -> list[int]:
+    return codec.encode_chat([{"role": "system", "content": system}, {"role": "user", "content": message}])
 
 
 def check_system(codec: TextCodec, system: str, capacity: int) -> None:
-    """Raises DecodeError for a system message that leaves no message room in a context of `capacity`."""
-    _check_room(_shared(codec, system), capacity)
+    """Raises DecodeError for a system message that leaves no room for the shortest message in a context of
+    `capacity`."""
+    _check_room(_beginning(codec, system, _PROBES[0]), capacity)
 
 
 def _check_room(tokens: Sequence[int], capacity: int) -> None:
