@@ -3,13 +3,16 @@ turn of the assistant behind it, and the target would answer something else."""
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 
 from hexgraft.export.train.seeds import fixed_prompts
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.lab.prompts import LAB_PROMPTS
 from hexgraft.host.text import TextCodec
 from hexgraft.models.errors import UsageError
+
+_REMEMBERED = 4096
+"""Prompts whose tokens are kept: more than a wave has."""
 
 
 class Prompts:
@@ -20,7 +23,8 @@ class Prompts:
         self.room = room
         self.left_out: set[str] = set()
         self._codec = TextCodec(bundle)
-        self.encode = cache(self._encode)
+        # Asked for by `fits` and again where a wave is written; prompts themselves never end.
+        self.encode = lru_cache(_REMEMBERED)(self._encode)
         for ours in (fixed_prompts(), [prompt.text for prompt in LAB_PROMPTS]):
             if not any(map(self.fits, ours)):
                 raise UsageError(
