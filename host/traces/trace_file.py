@@ -61,8 +61,10 @@ class TraceWriter:
             raise UsageError(
                 f"another run is writing the trace {path}", "choose another name for --trace, or wait"
             ) from error
-        except OSError:
-            pass  # a file system without locks
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+                raise
+            # A file system without locks.
         self._file.truncate(0)
 
     def write(self, record: Record) -> None:
