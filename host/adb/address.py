@@ -35,6 +35,7 @@ class Address:
 def server_address() -> Address:
     """What adb itself would connect to: its socket goes before its host and port. Raises UsageError for what
     it would not take, and for what adbutils cannot reach."""
+    check_port()
     spec = os.environ.get(SOCKET)
     if spec is not None:
         return _of_socket(spec)
@@ -44,9 +45,15 @@ def server_address() -> Address:
         raise UsageError(
             f"{named} is {host!r}, which adbutils cannot reach", f"unset it, or make it {_LOCAL}"
         )
+    return Address(host, int(port or _USUAL), named or (PORT if port is not None else ""))
+
+
+def check_port() -> None:
+    """Raises UsageError for a port that is none. Whatever else is set, adbutils reads it as it is imported,
+    and adb itself before it says its version."""
+    port = os.environ.get(PORT)
     if port is not None and not _is_port(port):
         raise UsageError(f"{PORT} is {port!r}, no port", f"unset it, or make it {_USUAL}")
-    return Address(host, int(port or _USUAL), named or (PORT if port is not None else ""))
 
 
 def _of_socket(spec: str) -> Address:

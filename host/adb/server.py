@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import dataclass
 from typing import Any
 
-from hexgraft.host.adb.address import server_address
+from hexgraft.host.adb.address import check_port, server_address
 from hexgraft.host.adb.errors import ConnectionLost, NoAdb
 
 INSTALL_HINT = 'install what phones need: pip install "hexgraft[device]"'
@@ -46,6 +46,7 @@ def find_adb() -> str:
 
 
 def _adbutils() -> Any:
+    check_port()
     try:
         import adbutils
     except ImportError as error:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -57,7 +60,7 @@ def elsewhere() -> Iterator[str]:
         ({HOST: "10.0.0.7", ITS_OWN_HOST: "lab", PORT: "6000"}, Address("10.0.0.7", 6000, HOST)),
         ({ITS_OWN_HOST: "lab"}, Address("lab", 5037, ITS_OWN_HOST)),
         ({SOCKET: "tcp:6000"}, Address("127.0.0.1", 6000, SOCKET)),
-        ({SOCKET: "tcp:localhost:6000", HOST: "lab", PORT: "no"}, Address("localhost", 6000, SOCKET)),
+        ({SOCKET: "tcp:localhost:6000", HOST: "lab", PORT: "6001"}, Address("localhost", 6000, SOCKET)),
         ({SOCKET: "tcp:10.0.0.7:6000"}, Address("10.0.0.7", 6000, SOCKET)),
     ],
 )
@@ -140,3 +143,20 @@ def test_no_server_is_started_for_another_machine(
     assert raised.value.exit_code == NO_DEVICE
     assert raised.value.hint == f"start it there (`adb -a nodaemon server`), or unset {name}"
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("command", [["devices"], ["doctor", "--backend", "device"]])
+@pytest.mark.parametrize("port", ["", "abc", "99999", "-5"])
+@pytest.mark.parametrize("spec", [None, "tcp:127.0.0.1:5037"])
+def test_a_port_that_is_none_is_told_before_adbutils_reads_it(
+    command: list[str], port: str, spec: str | None
+) -> None:
+    """As it is imported, hence a process of its own."""
+    environment = os.environ | {PORT: port} | ({SOCKET: spec} if spec else {})
+    words = [sys.executable, "-m", "hexgraft.host.cli", *command]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
+    told = done.stdout + done.stderr
+    assert "Traceback" not in told
+    assert f"{PORT} is {port!r}, no port" in told
+    assert "unset it, or make it 5037" in told
+    assert done.returncode == (USAGE if command == ["devices"] else done.returncode) != 0
