@@ -34,15 +34,15 @@ class BestFirstKnobs:
     early_stop: bool = True
 
     def __post_init__(self) -> None:
-        for ok, what in (
-            (self.top_k >= 1, f"top_k {self.top_k} is not positive"),
-            (self.temperature > 0, f"temperature {self.temperature} is not positive"),
-            (self.max_fan_out >= 1, f"max_fan_out {self.max_fan_out} is not positive"),
-            (0 <= self.p_base <= 1, f"p_base {self.p_base} is not in 0..1"),
-            (0 <= self.min_prob <= 1, f"min_prob {self.min_prob} is not in 0..1"),
+        for ok, what, example in (
+            (self.top_k >= 1, f"top_k {self.top_k} is not positive", "top_k=15"),
+            (self.temperature > 0, f"temperature {self.temperature} is not positive", "temperature=1.5"),
+            (self.max_fan_out >= 1, f"max_fan_out {self.max_fan_out} is not positive", "max_fan_out=3"),
+            (0 <= self.p_base <= 1, f"p_base {self.p_base} is not in 0..1", "p_base=0.9"),
+            (0 <= self.min_prob <= 1, f"min_prob {self.min_prob} is not in 0..1", "min_prob=0.2"),
         ):
             if not ok:
-                raise UsageError(f"best-first: {what}", "its defaults are those of PowerServe")
+                raise UsageError(f"best-first: {what}", f"example: --draft-option {example}")
 
 
 @dataclass(order=True, slots=True)

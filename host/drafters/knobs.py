@@ -32,7 +32,8 @@ class LevelsKnobs:
         for name in ("top_k", "depth"):
             if getattr(self, name) < 1:
                 raise UsageError(
-                    f"levels: {name} {getattr(self, name)} is not positive", f"--draft-option {name}=8"
+                    f"levels: {name} {getattr(self, name)} is not positive",
+                    f"example: --draft-option {name}=8",
                 )
 
 
@@ -90,12 +91,9 @@ def parse_knobs(drafter: str, pairs: Iterable[str]) -> Knobs:
         if name not in types:
             raise UsageError(f"the drafter {drafter} has no option {name!r}", _known(name, drafter))
         if not equals:
-            example = defaults(drafter)[name] or "0.6,0.2,0.1"
-            raise UsageError(
-                f"--draft-option {pair!r} is not name=value", f"example: --draft-option {name}={example}"
-            )
+            raise UsageError(f"--draft-option {pair!r} is not name=value", _example(name, drafter))
         kind, hint = types[name]
-        given.setdefault(kind, {})[name] = _parse(name, text.strip(), hint)
+        given.setdefault(kind, {})[name] = _parse(name, text.strip(), hint, drafter)
     return Knobs(*(kind(**values) for kind, values in given.items()))
 
 
@@ -107,6 +105,10 @@ def defaults(drafter: str) -> dict[str, str]:
         for kind in KNOBS[drafter]
         for field in dataclasses.fields(kind)
     }
+
+
+def _example(name: str, drafter: str) -> str:
+    return f"example: --draft-option {name}={defaults(drafter)[name] or '0.6,0.2,0.1'}"
 
 
 def _known(name: str, drafter: str) -> str:
@@ -121,7 +123,7 @@ def _known(name: str, drafter: str) -> str:
     return f"did you mean --draft-option {close[0]}=...? {has}" if close else has
 
 
-def _parse(name: str, text: str, hint: Any) -> Any:
+def _parse(name: str, text: str, hint: Any, drafter: str) -> Any:
     try:
         if hint is bool:
             return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[
@@ -136,8 +138,5 @@ def _parse(name: str, text: str, hint: Any) -> Any:
     except (KeyError, ValueError) as error:
         what = {bool: "true or false", int: "a whole number", float: "a number"}.get(hint, "numbers")
         raise UsageError(
-            f"--draft-option {name}={text}: {text!r} is not {what}", _EXAMPLES.get(hint)
+            f"--draft-option {name}={text}: {text!r} is not {what}", _example(name, drafter)
         ) from error
-
-
-_EXAMPLES = {bool: "example: --draft-option early_stop=false", int: "example: --draft-option top_k=8"}

@@ -33,10 +33,11 @@ class LookupKnobs:
 
     def __post_init__(self) -> None:
         for ok, what, example in (
+            (self.min_match >= 1, f"min_match {self.min_match} is not positive", "min_match=2"),
             (
-                1 <= self.min_match <= self.max_match,
-                f"min_match {self.min_match} is not in 1..max_match {self.max_match}",
-                "min_match=2",
+                self.max_match >= self.min_match,
+                f"max_match {self.max_match} is less than min_match {self.min_match}",
+                f"max_match={max(64, self.min_match)}",
             ),
             (self.occurrences >= 1, f"occurrences {self.occurrences} is not positive", "occurrences=16"),
             (0 <= self.min_prob <= 1, f"min_prob {self.min_prob} is not in 0..1", "min_prob=0.1"),

@@ -9,6 +9,7 @@ import pytest
 
 from hexgraft.host.drafters.knobs import KNOBS, defaults, parse_knobs
 from hexgraft.host.drafters.registry import DRAFTERS, PLAIN
+from hexgraft.models.errors import UsageError
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tuning.md"
 
@@ -31,3 +32,20 @@ def test_defaults_are_typed_as_they_are_listed(drafter: str) -> None:
     typed = parse_knobs(drafter, [f"{name}={value}" for name, value in defaults(drafter).items() if value])
     for kind in KNOBS[drafter]:
         assert typed.of(kind) == kind()
+
+
+@pytest.mark.parametrize("text", ["q", "nan", "", "-7", "1e300"])
+def test_what_a_hint_says_can_be_typed(text: str) -> None:
+    """For every option of every drafter it names that very option, with a value that is taken."""
+    refused = 0
+    for drafter in KNOBS:
+        for name in defaults(drafter):
+            try:
+                parse_knobs(drafter, [f"{name}={text}"])
+                continue
+            except UsageError as error:
+                hint = error.hint or ""
+            refused += 1
+            assert hint.startswith(f"example: --draft-option {name}="), (drafter, name)
+            parse_knobs(drafter, [hint.split()[-1]])
+    assert refused > 5
