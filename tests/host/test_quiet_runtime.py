@@ -31,9 +31,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_command_leaves_nothing_behind(bundle: Bundle, home: Path) -> None:
-    words = ["-m", "hexgraft.host.cli.main", "run", bundle.path, "-p", "on", "--raw", "--max-tokens", "2"]
+    words = ["-m", "hexgraft.host.cli", "run", bundle.path, "-p", "on", "--raw", "--max-tokens", "2"]
     done = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+    assert "2 tokens in 1 round" in done.stderr
     assert list(home.rglob("*")) == []
 
 
