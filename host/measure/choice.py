@@ -5,20 +5,25 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from hexgraft.host.atomic_file import try_folder, write_whole
-from hexgraft.host.measure.profile import LatencyProfile
+from hexgraft.host.drafters.knobs import KNOBS, parse_knobs
+from hexgraft.host.measure.profile import LatencyProfile, ProfileError, Seconds
 from hexgraft.host.measure.setting import Setting
+from hexgraft.host.measure.table import LatencyTable
 from hexgraft.host.prefix import Place
-from hexgraft.models.errors import HexgraftError
+from hexgraft.models.errors import HexgraftError, UsageError
 from hexgraft.models.user_folders import state_folder
 
 FORMAT = 2
 """Files of another version are not read: tuning again is quick."""
 
 
+Speed = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+Shift = Annotated[float, msgspec.Meta(ge=-50, le=50)]
 _AGAIN = "tune again: hexgraft tune BUNDLE"
 
 
@@ -34,14 +39,14 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     temperature: float
     setting: Setting | None
     tokens: int
-    predicted: float
-    predicted_plain: float
-    measured: float
-    measured_plain: float
-    measured_adaptive: float
-    speedup: float
-    drafting: float = 0.0
-    prior: tuple[float, ...] = ()
+    predicted: Speed
+    predicted_plain: Speed
+    measured: Speed
+    measured_plain: Speed
+    measured_adaptive: Speed
+    speedup: Speed
+    drafting: Seconds = 0.0
+    prior: tuple[Shift, ...] = ()
     by_depth: list[tuple[int, int]] = []
     by_rank: list[tuple[int, int]] = []
 
@@ -51,7 +56,20 @@ class Tuned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     format: int
     profile: LatencyProfile
-    choices: list[Choice]
+    choices: Annotated[list[Choice], msgspec.Meta(min_length=1)]
+
+    def check(self) -> None:
+        """Raises UsageError or ProfileError where a run could do nothing with it."""
+        for choice in self.choices:
+            if choice.setting is not None:
+                drafter = choice.setting.drafter
+                if drafter not in KNOBS:
+                    raise UsageError(f"unknown drafter {drafter!r}")
+                parse_knobs(drafter, choice.setting.options)
+        for times in filter(None, (self.profile.target, self.profile.draft)):
+            if not times.passes:
+                raise ProfileError(f"no passes of {times.name}")
+            LatencyTable(times)
 
     def at(self, temperature: float) -> Choice | None:
         """The choice for a temperature: greedy choices for greedy runs, else the nearest one."""
@@ -110,7 +128,9 @@ def read_tuned(site: Site) -> Tuned | None:
         data = path.read_bytes()
         if msgspec.json.decode(data, type=_Versioned).format != FORMAT:
             raise HexgraftError(f"what was tuned in {path} is of another version of hexgraft", _AGAIN)
-        return msgspec.json.decode(data, type=Tuned)
+        tuned = msgspec.json.decode(data, type=Tuned)
+        tuned.check()
+        return tuned
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -118,6 +138,8 @@ def read_tuned(site: Site) -> Tuned | None:
             f"cannot read what was tuned in {path}: {error.strerror or error}",
             "name another folder in HEXGRAFT_STATE",
         ) from error
+    except (UsageError, ProfileError) as error:
+        raise HexgraftError(f"what was tuned in {path} is damaged: {error.message}", _AGAIN) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise HexgraftError(f"what was tuned in {path} is damaged: {error}", _AGAIN) from error
 

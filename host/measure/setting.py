@@ -12,6 +12,7 @@ from hexgraft.host.bundle import Bundle
 from hexgraft.host.drafters.base import Drafter
 from hexgraft.host.drafters.knobs import KNOBS, MergeKnobs, TableKnobs, parse_knobs
 from hexgraft.host.drafters.registry import DRAFTERS, PLAIN, make_drafter
+from hexgraft.host.measure.profile import Width
 from hexgraft.host.sampling import Sampling
 from hexgraft.host.session import Session
 from hexgraft.models.errors import HexgraftError
@@ -36,8 +37,8 @@ class Setting(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """`tree_size` counts the root; `options` are the words of `--draft-option`."""
 
     drafter: str
-    tree_size: int
-    tree_depth: int | None = None
+    tree_size: Width
+    tree_depth: Width | None = None
     options: tuple[str, ...] = ()
 
     @property
