@@ -89,8 +89,8 @@ def tune(bundle: Path, **options: Any) -> None:
 
     Passes are measured (as `hexgraft bench` does), every drafter and tree is tried on plainly decoded
     prompts, the best drafters are probed, and the best few trees are run beside plain decoding. Plain
-    decoding is chosen where no tree brings 5 % or more. A choice holds for this bundle, backend, machine or
-    phone, on an NPU chip and precision, and temperature.
+    decoding is chosen where no tree brings 5 % or more. A choice holds for this bundle, backend,
+    provider, --widths, --threads, machine or phone, on an NPU chip and precision, and temperature.
 
     \b
     Examples:
