@@ -92,11 +92,12 @@ class Cache:
         self, stage: Stage, positions: NDArray[np.int32], rows: NDArray[np.intp], slots: NDArray[np.intp]
     ) -> None:
         """Copy rows of the last pass, which lie in `stage` or behind the slots; positions [T]."""
-        self._used = max(self._used, int(slots.max(initial=-1)) + 1)
-        self.positions[slots] = positions[rows]
+        self._used = max(self._used, max(slots.tolist(), default=-1) + 1)
+        source, target = _together(rows), _together(slots)
+        self.positions[target] = positions[source]
         caches = self._slots(self.keys, self.values)
         staged = caches if self._joined else self._slots(stage.keys, stage.values)
-        source, target = _together(rows + self.capacity if self._joined else rows), _together(slots)
+        source = _together(rows, self.capacity) if self._joined else source
         for cache, given in zip(caches, staged, strict=True):
             cache[..., target, :] = given[..., source, :]
 
@@ -152,8 +153,9 @@ class Cache:
         return inputs, outputs
 
 
-def _together(places: NDArray[np.intp]) -> slice | NDArray[np.intp]:
-    """Places that follow one another as a slice, which is copied many times faster."""
-    if places.size > 1 and (np.diff(places) != 1).any():
-        return places
-    return slice(int(places[0]), int(places[-1]) + 1) if places.size else places
+def _together(places: NDArray[np.intp], behind: int = 0) -> slice | NDArray[np.intp]:
+    """Places so far `behind` those given; as a slice, which is copied many times faster, where they follow
+    one another."""
+    if places.size == 0 or (places.size > 1 and (np.diff(places) != 1).any()):
+        return places + behind
+    return slice(int(places[0]) + behind, int(places[-1]) + 1 + behind)

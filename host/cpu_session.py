@@ -109,7 +109,7 @@ class CpuSession:
                 "a row sees a later one, which graphs of this cache layout always hide",
                 "let parents stand before their children",
             )
-        if self._cache.grow(max(visible.prefix, int(visible.slots.max(initial=-1)) + 1)):
+        if self._cache.grow(max(visible.prefix, max(visible.slots.tolist(), default=-1) + 1)):
             self._unbind()
         binding = self._bind(width)
         self._fill(width, tokens, positions, visible)
@@ -126,7 +126,7 @@ class CpuSession:
         source, target = checked_store(rows, slots, staged=self._staged)
         if not source.size:
             return
-        if self._cache.grow(int(target.max()) + 1, self._staged):
+        if self._cache.grow(max(slots) + 1, self._staged):
             self._unbind()
         staging = self._staging.at(self._pad(self._staged))
         self._cache.store(staging, self._positions, source, target)
@@ -174,8 +174,9 @@ class CpuSession:
         count, capacity, stage = len(tokens), self._cache.capacity, self._staging.at(width)
         stage.ids[0, :count] = tokens
         stage.ids[0, count:] = 0
-        places = np.full(width, positions[0], np.intp)
+        places = np.empty(width, np.intp)
         places[:count] = positions
+        places[count:] = positions[0]
         stage.cos[0, 0], stage.sin[0, 0] = self._rope.at(places)
         mask = self._staging.mask(width, capacity)[0, 0]
         hide = self.model.mask_value
@@ -183,9 +184,9 @@ class CpuSession:
         mask[:count, : visible.prefix] = 0
         if visible.slots.size:
             mask[:count, visible.slots] = np.where(visible.seen, np.float32(0), np.float32(hide))
-        rows = mask[:, capacity:]
-        np.fill_diagonal(rows, 0)
-        rows[:count, :count][visible.rows] = 0
+        mask.reshape(-1)[capacity :: capacity + width + 1] = 0  # every row sees itself
+        if count > 1:
+            mask[:count, capacity : capacity + count][visible.rows] = 0
         self._fill_local(width, places, mask)
 
     def _fill_local(self, width: int, places: NDArray[np.intp], mask: Floats) -> None:

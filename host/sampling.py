@@ -116,6 +116,11 @@ def _places(
     return places[there], often[there]
 
 
+_CERTAIN = np.zeros(1)
+"""Log weights where only one token can be drawn."""
+_CERTAIN.flags.writeable = False
+
+
 @dataclass(frozen=True, slots=True)
 class Distribution:
     """Tokens that can be drawn: `ids` ascending, `log_weights` up to a common constant, both [n]."""
@@ -145,7 +150,7 @@ def distribution(logits: Floats, sampling: Sampling, history: History) -> Distri
         best = int(row.argmax())
         if not np.isfinite(row[best]):
             raise NotFinite
-        return Distribution(np.array([best]), np.zeros(1))
+        return Distribution(np.array([best]), _CERTAIN)
     if np.isnan(row).any() or not np.isfinite(row.max()):
         raise NotFinite
     ids = drawable(row, sampling)
@@ -181,5 +186,5 @@ def row_distribution(rows: Rows, row: int, sampling: Sampling, history: History)
     """`distribution` of one row of a pass, fetching no more of it than the options need."""
     if sampling.temperature == 0 and not sampling.penalised:
         best = rows.topk(1, [row], log_sum=False)
-        return Distribution(best.ids[0].astype(np.int64), np.zeros(1))
+        return Distribution(best.ids[0].astype(np.int64), _CERTAIN)
     return distribution(rows.logits(row), sampling, history)

@@ -231,14 +231,13 @@ def checked_store(
     rows: Sequence[int], slots: Sequence[int], *, staged: int
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """The arguments of `store` as arrays, checked as every session does; only `staged` rows can be stored."""
-    source, target = np.asarray(rows, np.intp), np.asarray(slots, np.intp)
-    if source.shape != target.shape:
-        raise DecodeError(f"store of {source.size} rows into {target.size} slots")
-    if source.size and (source.min() < 0 or source.max() >= staged):
-        raise DecodeError(f"store of row {source.max()}, the last pass had {staged} rows")
-    if target.size and target.min() < 0:
+    if len(rows) != len(slots):
+        raise DecodeError(f"store of {len(rows)} rows into {len(slots)} slots")
+    if len(rows) and (min(rows) < 0 or max(rows) >= staged):
+        raise DecodeError(f"store of row {max(rows)}, the last pass had {staged} rows")
+    if len(slots) and min(slots) < 0:
         raise DecodeError("store into a negative slot")
-    return source, target
+    return np.array(rows, np.intp), np.array(slots, np.intp)
 
 
 def checked_move(

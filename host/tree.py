@@ -101,9 +101,11 @@ class TokenTree:
             C x . x .
             D x x . x
         """
-        mask = np.eye(len(self), dtype=np.bool_)
-        for node in range(1, len(self)):
-            mask[node] |= mask[self.parents[node]]
+        count, parents = len(self), self.parents.tolist()
+        mask = np.zeros((count, count), np.bool_)
+        mask.reshape(-1)[:: count + 1] = True
+        for node in range(1, count):
+            mask[node] |= mask[parents[node]]
         return mask
 
 
@@ -166,9 +168,16 @@ class TreeBuilder:
         )
 
 
+_ALONE = TreeBuilder(0).build()
+"""What every tree of one node shares; nobody writes into a tree."""
+
+
 def single(root: int) -> TokenTree:
     """The tree of plain decoding: the pending token alone."""
-    return TreeBuilder(root).build()
+    a = _ALONE
+    return TokenTree(
+        np.array([root], np.int32), a.parents, a.depths, a.probabilities, a.sources, a._children, a.proposals
+    )
 
 
 def chain(root: int, tokens: Sequence[int], source: str) -> TokenTree:

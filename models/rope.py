@@ -24,8 +24,8 @@ class RopeTable:
 
     def at(self, positions: NDArray[np.intp]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """cos and sin [T, head_dim / 2] of `positions` [T]."""
-        self._grow(int(positions.max(initial=0)) + 1)
-        return self._cos[positions], self._sin[positions]
+        self._grow(max(positions.tolist(), default=0) + 1)
+        return self._cos.take(positions, axis=0), self._sin.take(positions, axis=0)
 
     @property
     def cos(self) -> NDArray[np.float32]:
