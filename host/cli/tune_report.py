@@ -52,7 +52,13 @@ def show_chosen(
     worst = search.worst(verdict.kept[verdict.place][0])
     say(f"kept to what pays, the worst prompt takes {worst:.2f} times plain decoding's seconds, by the table")
     if choice.setting is None:
-        say(f"no tree brings {PAYS:.2f}x here: plain decoding is chosen")
+        say(f"no tree brings {PAYS:.2f}x here kept to what pays: plain decoding is chosen")
+        fixed, result = max(verdict.fixed, key=lambda each: each[1].ratio.median)
+        if result.ratio.median >= PAYS:
+            say(
+                f"as it is, which may slow some texts down, {fixed.title} brings {result.ratio.median:.2f}x: "
+                + " ".join(fixed.setting.arguments())
+            )
     else:
         say(f"chosen: {choice.setting.title}; as options: {' '.join(choice.setting.arguments())}")
     say(f"run and chat do so from now on ({path})" if path is not None else "nothing was written")

@@ -70,7 +70,7 @@ def tuned_drafter(
     if setting is None:
         say("tuned: plain decoding, as no tree pays here (--no-tuned drafts all the same)")
         return Draft(NoDraft(), 1)
-    costs = Costs.of(tuned.profile, choice.drafting)
+    costs = Costs.of(tuned.profile, choice.toll)
     sizes = sizes_of(costs, target.spec.tree_width)
     if not sizes:
         return None

@@ -21,6 +21,8 @@ from hexgraft.models.errors import UsageError
 
 _UNKNOWN = 0.5
 """Stands in for a probability where a drafter has none."""
+PASSED, LOOKED = -1, 0
+"""Rounds that ask for no tree: without a look at anything, and as a look showed that none may be drafted."""
 _STAKE = 1.3
 """What a round may lose at least, if anything, times the smallest tree's loss: a tree takes some drafting."""
 
@@ -36,9 +38,12 @@ class PassCount(Protocol):
 
 @dataclass(slots=True)
 class _Drafted:
-    """The round under way: the drafter's own tree, which of its nodes went to the target, what it cost."""
+    """The round under way: the drafter's own tree, which of its nodes went to the target, what drafting it
+    cost."""
 
     fill: int
+    plain: float
+    asked: bool = False
     tree: TokenTree | None = None
     kept: Sequence[int] = (ROOT,)
     spent: float = 0.0
@@ -89,72 +94,116 @@ class Adaptive(WrappedDrafter):
         self._ledger = Ledger()
         self._last: _Drafted | None = None
         self._read = 0
+        self._pause = 0  # rounds that are plain whatever happens
+        self._passed = self._since = 0  # rounds that are not in the books yet, and where the first stood
         self.knobs = knobs
-        self.drafted: list[int] = []
-        """In how many rounds of each text the drafter was asked for a tree."""
+        self.drafted: list[list[int]] = []
+        """Of each text, how many nodes were drafted in each round, the root counted, or LOOKED or PASSED."""
 
     @property
     def slowdown(self) -> float:
         """Seconds of this text by the table against those of plain decoding, 1 before the first round."""
+        self._settle()
         return self._ledger.paid / self._ledger.plain if self._ledger.plain else 1.0
 
     def begin(self, tokens: Sequence[int], keep: int = 0) -> None:
         """As ever; only a text that goes on (`keep`) keeps what was learned, so that runs repeat."""
+        self._settle()
+        self._pause = 0
         if not keep:
             self._calibration, self._trust = Calibration(self._prior), Trust()
             self._aim = self._first
         self._ledger, self._last, self._read = Ledger(), None, len(tokens) - 1
-        self.drafted.append(0)
+        self.drafted.append([])
         self._drafter.begin(tokens, keep)
 
     def draft(self, tokens: Sequence[int], limits: Limits) -> TokenTree:
-        self._learn(tokens)
         fill = len(tokens) - 1
-        self._last = last = _Drafted(fill, known=len(tokens))
-        plain = self._costs.plain(fill)
-        token = self._ledger.worth(plain, self._foreseen)
+        if self._pause:
+            self._pause -= 1
+            return self._plainly(tokens[-1], fill)
+        self._settle()
+        self._learn(tokens)
+        plain, toll = self._costs.plain(fill), self._costs.toll
+        self._last = last = _Drafted(fill, plain, known=len(tokens))
+        self.drafted[-1].append(LOOKED)
         nodes = min(limits.nodes, self._sizes[self._aim])
-        if nodes < 2 or limits.depth < 1 or self._trust.resting():
+        if nodes < 2 or limits.depth < 1:
             return single(tokens[-1])
         slack = self._ledger.slack(plain)
         least = self._loss(2, fill, plain) + self._first_pass(len(tokens) - self._read, fill)
         if slack < least:
+            self._pause = self._ledger.wait(plain, least, toll) - 1
             return single(tokens[-1])
         # Half of what may be lost, so that one failure does not use up the chances of a text.
         slack = min(slack, max(slack / 2, _STAKE * least))
+        if toll.node:
+            nodes = min(nodes, 2 + int((slack - least) / toll.node))
+        token = self._ledger.worth(plain, self._foreseen)
+        purse = Purse(self._costs, fill, token, slack - least)
+        tree = self._ask(last, tokens, Limits(nodes, limits.depth, limits.stops, purse))
+        if len(tree) == 1:
+            return tree
+        last.kept = self._choose(tree, token, slack + plain - last.spent, fill)
+        if self._meter is not None:
+            self._follow(len(tree), len(last.kept))
+        return _cut(tree, last.kept)
+
+    def _ask(self, last: _Drafted, tokens: Sequence[int], limits: Limits) -> TokenTree:
+        """The drafter's own tree. It costs what it costs, also where its logits are not finite."""
+        last.asked = True
         if self._meter is not None:
             self._meter.clear()
-        purse = Purse(self._costs, fill, token, slack - least)
-        self.drafted[-1] += 1
         try:
-            last.tree = self._drafter.draft(tokens, Limits(nodes, limits.depth, limits.stops, purse))
-        finally:  # passes cost what they cost, also where their logits are not finite
-            last.spent = self._spent(len(tokens))
-        last.kept = self._choose(last.tree, token, slack - last.spent, plain, fill)
-        if self._meter is not None:
-            self._follow(len(last.tree), len(last.kept))
-        return _cut(last.tree, last.kept)
+            last.tree = self._drafter.draft(tokens, limits)
+        finally:
+            self.drafted[-1][-1] = nodes = len(last.tree) if last.tree is not None else 1
+            last.spent = self._spent(len(tokens)) + self._costs.toll.drafted(nodes)
+        return last.tree
 
     def accept(self, tree: TokenTree, path: Sequence[int]) -> None:
         last = self._last
-        if last is None:
+        if last is None or self._passed:
             return
-        paid = last.spent + self._costs.verify(len(tree), last.fill) + (len(path) - 1) * self._costs.row
-        plain = sum(self._costs.plain(last.fill + step) for step in range(len(path)))
-        if last.tree is not None:
-            paid += self._costs.drafting
-            if len(tree) == len(last.kept):
-                self._drafter.accept(last.tree.showing(last.kept), [last.kept[node] for node in path])
-            else:  # its logits were not finite, and the root went alone in a pass after it
-                paid += self._costs.verify(len(last.kept), last.fill)
-                self._drafter.accept(tree, path)
-        if last.spent > 0:
+        toll = self._costs.toll
+        if not last.asked:
+            self._ledger.book(1, last.plain + toll.looking, last.plain)
+            return
+        more = range(1, len(path))
+        plain = last.plain + sum(self._costs.plain(last.fill + step) for step in more)
+        paid = last.spent + self._costs.verify(len(tree), last.fill)
+        paid += len(more) * (self._costs.row + toll.token)
+        if last.tree is None:
+            pass  # the draft's logits were not finite: there is nothing to learn
+        elif len(tree) == len(last.kept):
+            self._drafter.accept(last.tree.showing(last.kept), [last.kept[node] for node in path])
+        else:  # its logits were not finite, and the root went alone in a pass after it
+            paid += self._costs.verify(len(last.kept), last.fill)
+            self._drafter.accept(tree, path)
+        if self._meter is not None and self._meter.passes:
             self._trust.learn(plain - paid)
+            self._pause = self._trust.rest()
         self._ledger.book(len(path), paid, plain)
+
+    def _plainly(self, token: int, fill: int) -> TokenTree:
+        """A round without a look at anything: where passes are short, looking costs more than it may."""
+        if not self._passed:
+            self._since = fill
+        self._passed += 1
+        self.drafted[-1].append(PASSED)
+        return single(token)
+
+    def _settle(self) -> None:
+        """Book the rounds that went by without a look."""
+        rounds, self._passed = self._passed, 0
+        if rounds:
+            plain = (self._costs.plain(self._since) + self._costs.plain(self._since + rounds - 1)) / 2
+            self._ledger.rest(rounds, plain + self._costs.toll.passing, plain)
+            self._calibration.rest(rounds)
 
     def _loss(self, rows: int, fill: int, plain: float) -> float:
         """What a tree of `rows` loses if nothing of it is accepted, its draft passes left out."""
-        return self._costs.verify(rows, fill) + self._costs.drafting - plain
+        return self._costs.verify(rows, fill) + self._costs.toll.drafted(rows) - plain
 
     def _first_pass(self, rows: int, fill: int) -> float:
         """The draft model's pass over the root and what it has not read yet."""
@@ -171,20 +220,23 @@ class Adaptive(WrappedDrafter):
         prompt = price(widest, at) - price(unread, at) if widest > unread else 0.0
         return sum(count * price(rows, fill) for (rows, fill), count in passes.items()) - prompt
 
-    def _choose(self, tree: TokenTree, token: float, slack: float, plain: float, fill: int) -> Sequence[int]:
-        """The nodes that pay: the likeliest ones, as many as bring most beyond what their pass costs."""
+    def _choose(self, tree: TokenTree, token: float, room: float, fill: int) -> Sequence[int]:
+        """The nodes that pay: the likeliest ones, as many as bring most beyond what their pass costs; it may
+        cost `room`."""
         logs = self._logs(tree)
         order = sorted(range(len(tree)), key=lambda node: (-logs[node], node))
         best, most, gain = 1, -math.inf, 0.0
-        worth, room = token - self._costs.row, slack + plain - self._costs.drafting
+        worth = token - self._costs.row - self._costs.toll.token
         for count in range(1, len(tree) + 1):
-            gain += math.exp(logs[order[count - 1]])
+            gain += (share := math.exp(logs[order[count - 1]]))
             price = self._costs.verify(count, fill)
             if count > 1 and price > room:
                 continue
             net = gain * worth - price
             if net > most + 1e-12:
                 best, most = count, net
+            elif (gain + (len(tree) - count) * share) * worth - price <= most:
+                break  # if all the others were as likely as this one, and free, they would not pay
         return sorted(order[:best])
 
     def _logs(self, tree: TokenTree) -> list[float]:

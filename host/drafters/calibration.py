@@ -32,22 +32,40 @@ class Calibration:
         self._said = [_PRIOR] * bins
         self._expected = [_PRIOR * math.exp(shift) for shift in self._shift]
         self._done = list(self._expected)
+        self._idle = 0  # rounds without a trial, whose fading is still to come
 
     def correct(self, log: float) -> float:
         """The log of the measured acceptance for the log of a draft probability, never above 0."""
+        if self._idle:
+            self._fade(0)
+            self._set_shift()
         return min(0.0, log + self._shift[bisect_left(_EDGES, -log)])
 
     def learn(self, trials: Iterable[tuple[float, bool]]) -> None:
         """Take in a round's trials: the draft's probability of a child, and whether it was accepted."""
-        self._said = [_PRIOR + (value - _PRIOR) * _MEMORY for value in self._said]
-        pairs = zip(self._done, self._expected, strict=True)
-        self._done = [prior + (value - prior) * _MEMORY for value, prior in pairs]
-        for share, accepted in trials:
-            if not share > 0:
-                continue
+        known = [(share, accepted) for share, accepted in trials if share > 0]
+        if not known:
+            self._idle += 1
+            return
+        self._fade(1)
+        for share, accepted in known:
             place = _bin(share)
             self._said[place] += share
             self._done[place] += accepted
+        self._set_shift()
+
+    def rest(self, rounds: int) -> None:
+        """So many rounds pass without a trial."""
+        self._idle += rounds
+
+    def _fade(self, rounds: int) -> None:
+        """Have what was learned count so many rounds less, those without a trial besides."""
+        left, self._idle = _MEMORY ** (rounds + self._idle), 0
+        self._said = [_PRIOR + (value - _PRIOR) * left for value in self._said]
+        pairs = zip(self._done, self._expected, strict=True)
+        self._done = [prior + (value - prior) * left for value, prior in pairs]
+
+    def _set_shift(self) -> None:
         self._shift = [math.log(done / said) for done, said in zip(self._done, self._said, strict=True)]
 
 
@@ -76,9 +94,7 @@ def _bin(share: float) -> int:
 
 def trials(tree: TokenTree, path: Sequence[int]) -> list[tuple[float, bool]]:
     """The trials of a round: the children of every node on the accepted path."""
-    accepted = set(path)
-    return [
-        (float(tree.probabilities[child]), child in accepted)
-        for node in path
-        for child in tree.children(node)
-    ]
+    if len(tree) == 1:
+        return []
+    accepted, shares = set(path), tree.probabilities.tolist()
+    return [(shares[child], child in accepted) for node in path for child in tree.children(node)]

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Annotated, Protocol
+
+import msgspec
 
 BOUND = 0.05
 """How much slower than plain decoding a text may get, as far as the table is right."""
 HORIZON = 8
 """Tokens a text is taken to have at least: until then it may lose what so many would allow. More would let
 trees begin sooner where passes are dear, at the price of short answers."""
+
+LONG = 64
+"""Rounds that pass at most without a look at whether a tree may be drafted again."""
 
 _PRIOR = 12.0
 """Tokens that the speed foreseen counts for, against those measured."""
@@ -22,12 +28,36 @@ _PAUSES = (8, 16, 32, 64)
 """Plain rounds after a failure, after the second in a row, and so on."""
 
 
+Share = Annotated[float, msgspec.Meta(ge=0, le=3600)]
+
+
+class Toll(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Seconds the host takes beside all passes, beyond a plain round's: `passing` in a round that goes by
+    without a look, `looking` where a look showed that no tree may be drafted; `asking` where one is asked
+    for, `tree` beyond that where there is one, `node` for each node of it but the root, `token` for each
+    that is emitted after the first."""
+
+    passing: Share = 0.0
+    looking: Share = 0.0
+    asking: Share = 0.0
+    tree: Share = 0.0
+    node: Share = 0.0
+    token: Share = 0.0
+
+    def drafted(self, nodes: int) -> float:
+        """What a tree of so many nodes, the root counted, takes to draft."""
+        return self.asking + (self.tree + self.node * (nodes - 1) if nodes > 1 else 0.0)
+
+
+FREE = Toll()
+
+
 class RoundCosts(Protocol):
-    """Seconds, by the rows of a pass and the cache slots in use. `drafting` is that of a drafted round beside
-    the draft's passes, `row` that of every accepted node beside the pass."""
+    """Seconds, by the rows of a pass and the cache slots in use. `row` is that of every accepted node beside
+    the pass, `toll` what the host takes."""
 
     @property
-    def drafting(self) -> float: ...
+    def toll(self) -> Toll: ...
 
     @property
     def row(self) -> float: ...
@@ -75,11 +105,27 @@ class Ledger:
         """What the next round may lose against a plain one of `plain` seconds."""
         return BOUND * max(self.plain + plain, HORIZON * plain) + self.plain - self.paid
 
+    def wait(self, plain: float, least: float, toll: Toll) -> int:
+        """For how many plain rounds of `plain` seconds, the first with a look, until another look may find
+        that `least` can be lost; LONG at most."""
+        looks = 2 * toll.looking - toll.passing
+        missing = least + looks - BOUND * (self.plain + plain) - (self.plain - self.paid)
+        gain = BOUND * plain - toll.passing
+        return max(1, min(LONG, math.ceil(missing / gain))) if gain > 0 else LONG
+
     def worth(self, plain: float, foreseen: float) -> float:
         """Seconds a token is worth: what it costs at the speed this text has. A pass that brings tokens
         dearer than that lowers the speed (Dinkelbach's rule for ratios)."""
         seconds = _PRIOR * plain / foreseen + self.recent_seconds
         return min(plain, seconds / (_PRIOR + self.recent_tokens))
+
+    def rest(self, rounds: int, paid: float, plain: float) -> None:
+        """Book so many plain rounds, each of which took `paid`."""
+        left = _MEMORY**rounds
+        self.paid += rounds * paid
+        self.plain += rounds * plain
+        self.recent_tokens = left * self.recent_tokens + (1 - left) / (1 - _MEMORY)
+        self.recent_seconds = left * self.recent_seconds + (1 - left) / (1 - _MEMORY) * paid
 
     def book(self, tokens: int, paid: float, plain: float) -> None:
         self.paid += paid
@@ -96,11 +142,10 @@ class Trust:
     failures: int = 0
     pause: int = 0
 
-    def resting(self) -> bool:
-        if self.pause == 0:
-            return False
-        self.pause -= 1
-        return True
+    def rest(self) -> int:
+        """For how many rounds to rest from here on; told once."""
+        pause, self.pause = self.pause, 0
+        return pause
 
     def learn(self, outcome: float) -> None:
         self.outcomes.append(outcome)

@@ -11,7 +11,7 @@ from hexgraft.host.drafters.base import Limits
 from hexgraft.host.drafters.calibration import Calibration, trials
 from hexgraft.host.drafters.features import FeatureReader
 from hexgraft.host.drafters.suffix_index import SuffixIndex
-from hexgraft.host.tree import ROOT, Draws, TokenTree, TreeBuilder
+from hexgraft.host.tree import ROOT, Draws, TokenTree, TreeBuilder, single
 from hexgraft.models.errors import UsageError
 
 _RECENCY = 0.95
@@ -48,17 +48,11 @@ class LookupKnobs:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Reads on from an earlier place. Past the text's end it repeats, like an LZ77 copy; a corpus ends."""
+    """Reads on from an earlier place: the tokens `ahead` of it, how many before it match, what it weighs."""
 
-    index: SuffixIndex
-    start: int
-    period: int
+    ahead: list[int]
     length: int
     weight: float
-
-    def at(self, depth: int) -> int | None:
-        """The token after `depth` drafted ones."""
-        return self.index.at(self.start + (depth % self.period if self.period else depth))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +86,11 @@ class Lookup:
 
     def __init__(self, corpus: Sequence[Sequence[int]] = (), knobs: LookupKnobs | None = None) -> None:
         self._knobs = knobs or LookupKnobs()
-        self._corpus = SuffixIndex(sum(map(len, corpus)))
+        self._corpus = SuffixIndex(sum(map(len, corpus)), self._knobs.min_match)
         for sequence in corpus:
             self._corpus.extend(sequence)
             self._corpus.end_sequence()
-        self._text = SuffixIndex(0)
+        self._text = SuffixIndex(0, self._knobs.min_match)
         self._calibration = Calibration()
         self.matched = 0
         """Tokens at the end of the text that recurred when the last tree was drafted, 0 for none."""
@@ -109,16 +103,18 @@ class Lookup:
     def begin(self, tokens: Sequence[int], keep: int = 0) -> None:
         if not keep:
             self._calibration = Calibration()
-        self._text = SuffixIndex(max(1 << 14, 2 * len(tokens)))
+        self._text = SuffixIndex(max(1 << 14, 2 * len(tokens)), self._knobs.min_match)
         self._text.extend(tokens)
 
     def draft(self, tokens: Sequence[int], limits: Limits) -> TokenTree:
         self._text.extend(tokens[len(self._text) :])
-        builder = TreeBuilder(tokens[-1])
-        readers = self._find(tokens) if limits.nodes > 1 and limits.depth > 0 else []
+        depth = min(limits.depth, limits.nodes - 1)
+        readers = self._find(tokens, depth) if depth > 0 else []
         self.matched = max((reader.length for reader in readers), default=0)
-        if readers:
-            self._fill(builder, readers, limits)
+        if not readers:
+            return single(tokens[-1])
+        builder = TreeBuilder(tokens[-1])
+        self._fill(builder, readers, limits)
         return builder.build()
 
     def accept(self, tree: TokenTree, path: Sequence[int]) -> None:
@@ -127,15 +123,19 @@ class Lookup:
 
     def close(self) -> None: ...
 
-    def _find(self, tokens: Sequence[int]) -> list[_Reader]:
+    def _find(self, tokens: Sequence[int], depth: int) -> list[_Reader]:
+        """Readers of up to `depth` tokens. Past the text's end they repeat, like an LZ77 copy; a corpus
+        ends."""
         knobs = self._knobs
         end = tokens[-knobs.max_match :]
         readers: list[_Reader] = []
         for index, repeats in ((self._text, True), (self._corpus, False)):
-            for place in index.find(end, knobs.min_match, knobs.occurrences, knobs.max_match):
-                period = len(index) - place.following if repeats else 0
+            for place in index.find(end, knobs.occurrences, knobs.max_match):
                 weight = 4.0 ** min(place.length, _STRONGEST) * _RECENCY ** len(readers)
-                readers.append(_Reader(index, place.following, period, place.length, weight))
+                ahead = index.following(place.following, depth)
+                while repeats and len(ahead) < depth:
+                    ahead += ahead[: depth - len(ahead)]
+                readers.append(_Reader(ahead, place.length, weight))
         return readers
 
     def _fill(self, builder: TreeBuilder, readers: list[_Reader], limits: Limits) -> None:
@@ -164,9 +164,8 @@ def _children(group: _Group, depth: int) -> list[tuple[int, float, _Group]]:
     """What follows after `depth` drafted tokens, the likeliest first: token, probability, its readers."""
     parts: dict[int, list[_Reader]] = {}
     for reader in group.readers:
-        token = reader.at(depth)
-        if token is not None:
-            parts.setdefault(token, []).append(reader)
+        if depth < len(reader.ahead):
+            parts.setdefault(reader.ahead[depth], []).append(reader)
     evidence = group.length + depth + len(group.readers) - 1
     trust = evidence / (evidence + 1) / group.weight
     shares = []
@@ -174,4 +173,4 @@ def _children(group: _Group, depth: int) -> list[tuple[int, float, _Group]]:
         # Mostly all go on alike, and nothing need be summed again.
         part = group if len(readers) == len(group.readers) else _Group.of(readers)
         shares.append((token, trust * part.weight, part))
-    return sorted(shares, key=lambda child: (-child[1], child[0]))
+    return sorted(shares, key=lambda child: (-child[1], child[0])) if len(shares) > 1 else shares

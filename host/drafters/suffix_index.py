@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from zlib import crc32
 
 _ORDERS = (16, 8, 4, 2, 1)
-_BASE = 0x9E3779B97F4A7C15
-_MASK = 0xFFFFFFFFFFFFFFFF
 _END = -1
 _VISITS = 64
 
@@ -30,20 +30,25 @@ class SuffixIndex:
     A bucket holds the newest position whose n-gram falls into it, and every position the one before. Found
     places are compared token by token, so a collision costs time and never a wrong answer. Chosen over a
     suffix automaton because appending is a handful of integer operations with no worst case, recency comes
-    for free (a chain runs from new to old), and memory is flat arrays: 24 bytes a token and 20 a bucket, 5 MB
-    at 100 000 tokens.
+    for free (a chain runs from new to old), and memory is flat arrays: 24 bytes a token and 20 a bucket at
+    most, 5 MB at 100 000 tokens.
 
-    `expected` tokens set the number of buckets; more may be added at the price of longer chains.
+    `expected` tokens set the number of buckets; more may be added at the price of longer chains. Matches of
+    less than `minimum` tokens are never asked for.
     """
 
-    def __init__(self, expected: int) -> None:
+    def __init__(self, expected: int, minimum: int = 1) -> None:
         bits = max(10, expected.bit_length())
+        self._minimum = minimum
+        self._orders = tuple(
+            order
+            for longer, order in zip((math.inf, *_ORDERS), _ORDERS, strict=False)
+            if order >= minimum or longer > minimum
+        )
         self.tokens = array("i")
-        self._shift = 64 - bits
-        self._heads = [array("i", [-1]) * (1 << bits) for _ in _ORDERS]
-        self._older = [array("i") for _ in _ORDERS]
-        self._powers = [pow(_BASE, order, 1 << 64) for order in _ORDERS]
-        self._hashes = [0] * len(_ORDERS)
+        self._mask = (1 << bits) - 1
+        self._heads = [array("i", [-1]) * (1 << bits) for _ in self._orders]
+        self._older = [array("i") for _ in self._orders]
         self._start = 0
 
     def __len__(self) -> int:
@@ -64,53 +69,49 @@ class SuffixIndex:
         self.tokens.append(_END)
         for older in self._older:
             older.append(-1)
-        self._hashes = [0] * len(_ORDERS)
         self._start = len(self.tokens)
 
     def _append(self, token: int) -> None:
         text, place = self.tokens, len(self.tokens)
         length = place - self._start + 1
         text.append(token)
-        for i, order in enumerate(_ORDERS):
-            key = self._hashes[i] * _BASE + token + 1
-            if length > order:
-                key -= (text[place - order] + 1) * self._powers[i]
-            self._hashes[i] = key = key & _MASK
+        for order, heads, older in zip(self._orders, self._heads, self._older, strict=True):
             if length < order:
-                self._older[i].append(-1)
+                older.append(-1)
                 continue
-            bucket = self._bucket(key)
-            heads = self._heads[i]
-            self._older[i].append(heads[bucket])
+            bucket = crc32(text[-order:]) & self._mask
+            older.append(heads[bucket])
             heads[bucket] = place
 
-    def _bucket(self, key: int) -> int:
-        key ^= key >> 32
-        return ((key * _BASE) & _MASK) >> self._shift
-
-    def find(self, end: Sequence[int], minimum: int, limit: int, longest: int) -> list[Occurrence]:
-        """Up to `limit` places that share at least `minimum` last tokens of a text, counted up to `longest`.
+    def find(self, end: Sequence[int], limit: int, longest: int) -> list[Occurrence]:
+        """Up to `limit` places that share at least the minimum of a text's last tokens, counted up to
+        `longest`.
 
         `end` holds those last tokens. Places found through long n-grams come first, newer before older. A
         place nothing follows is left out.
         """
         found: dict[int, Occurrence] = {}
-        for i, order in enumerate(_ORDERS):
-            if order > len(end) or (order < minimum and i and _ORDERS[i - 1] <= minimum):
+        if not self.tokens:
+            return []
+        last = array("i", end[-_ORDERS[0] :])
+        for order, heads, older in zip(self._orders, self._heads, self._older, strict=True):
+            if order > len(end):
                 continue
-            key = 0
-            for token in end[len(end) - order :]:
-                key = (key * _BASE + token + 1) & _MASK
-            place = self._heads[i][self._bucket(key)]
+            place = heads[crc32(last[-order:]) & self._mask]
             for _ in range(_VISITS):
                 if place < 0 or len(found) >= limit:
                     break
                 if place + 1 not in found and self.at(place + 1) is not None:
                     length = self._shared(place, end, longest)
-                    if length >= max(minimum, order):
+                    if length >= max(self._minimum, order):
                         found[place + 1] = Occurrence(place + 1, length)
-                place = self._older[i][place]
+                place = older[place]
         return list(found.values())
+
+    def following(self, place: int, count: int) -> list[int]:
+        """Up to `count` tokens from a place on, as far as its sequence goes."""
+        tokens = self.tokens[place : place + count].tolist()
+        return tokens[: tokens.index(_END)] if _END in tokens else tokens
 
     def at(self, place: int) -> int | None:
         """The token at a place; None where its sequence has ended."""

@@ -11,14 +11,15 @@ import msgspec
 
 from hexgraft.host.atomic_file import try_folder, write_whole
 from hexgraft.host.drafters.knobs import KNOBS, parse_knobs
-from hexgraft.host.measure.profile import LatencyProfile, ProfileError, Seconds
+from hexgraft.host.drafters.ledger import FREE, Toll
+from hexgraft.host.measure.profile import LatencyProfile, ProfileError
 from hexgraft.host.measure.setting import Setting
 from hexgraft.host.measure.table import LatencyTable
 from hexgraft.host.prefix import Place
 from hexgraft.models.errors import HexgraftError, UsageError
 from hexgraft.models.user_folders import state_folder
 
-FORMAT = 2
+FORMAT = 3
 """Files of another version are not read: tuning again is quick."""
 
 
@@ -32,8 +33,8 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Speeds are tokens a second over `tokens` tokens: predicted by table and trials, and measured for the
     setting as it is and kept to what pays. `speedup`, by which it was chosen, is the median over all repeats
-    of a run kept to what pays against the plain one beside it. `drafting` is its host time a drafted round in
-    seconds, `prior` what tuning learned of the drafter's probabilities. Acceptance counts [accepted, tried].
+    of a run kept to what pays against the plain one beside it. `toll` is what that takes the host, `prior`
+    what tuning learned of the drafter's probabilities. Acceptance counts [accepted, tried].
     """
 
     temperature: float
@@ -45,7 +46,7 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     measured_plain: Speed
     measured_adaptive: Speed
     speedup: Speed
-    drafting: Seconds = 0.0
+    toll: Toll = FREE
     prior: tuple[Shift, ...] = ()
     by_depth: list[tuple[int, int]] = []
     by_rank: list[tuple[int, int]] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hexgraft.host.drafters.ledger import FREE, Toll
 from hexgraft.host.lab.comparison import Transcript
 from hexgraft.host.measure.profile import LatencyProfile, ProfileError
 from hexgraft.host.measure.table import LatencyTable
@@ -13,23 +14,23 @@ from hexgraft.host.measure.trial import Part, Trial
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """`host` seconds a round beside its passes, `drafting` what trees add to that a drafted round, and `row`
-    what every token of a round after the first takes: its row is fetched, and stored."""
+    """`host` seconds a round beside its passes, `row` what every token of a round after the first takes: its
+    row is fetched, and stored; and what trees add to that."""
 
     target: LatencyTable
     draft: LatencyTable | None
     host: float = 0.0
-    drafting: float = 0.0
     row: float = 0.0
+    toll: Toll = FREE
 
     @classmethod
-    def of(cls, profile: LatencyProfile, drafting: float = 0.0) -> Costs:
+    def of(cls, profile: LatencyProfile, toll: Toll = FREE) -> Costs:
         return cls(
             LatencyTable(profile.target),
             LatencyTable(profile.draft) if profile.draft is not None else None,
             profile.host_round.median if profile.host_round is not None else 0.0,
-            drafting,
             (profile.row.median if profile.row is not None else 0.0) + profile.target.stored_row,
+            toll,
         )
 
     def plain(self, fill: int) -> float:

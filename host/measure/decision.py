@@ -48,7 +48,7 @@ def decide(search: Search, contest: Contest, guesses: Sequence[Guess], adapted: 
         measured_plain=plain.speed.median,
         measured_adaptive=kept[place].speed.median,
         speedup=kept[place].ratio.median,
-        drafting=chosen.trial.drafting,
+        toll=adapted[place].toll,
         prior=adapted[place].prior,
         by_depth=[(tally.accepted, tally.tried) for tally in chosen.trial.by_depth],
         by_rank=[(tally.accepted, tally.tried) for tally in chosen.trial.by_rank],

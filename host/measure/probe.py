@@ -11,7 +11,7 @@ from hexgraft.host.measure.tune import Guess, Search
 
 _LONG = 1.0
 """Seconds of plain decoding that a probe should last; shorter ones are repeated."""
-_MOST = 9
+_MOST = 40
 """Repeats at most."""
 _EVERY = 2
 """One prompt in so many is probed; the others are foretold."""

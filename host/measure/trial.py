@@ -22,13 +22,15 @@ Passes = Counter[tuple[int, int]]
 
 @dataclass(slots=True)
 class Part:
-    """One transcript's share of a trial. `host` are the seconds beside passes that plain rounds have not."""
+    """One transcript's share of a trial. `host` are the seconds beside passes that plain rounds have not,
+    `each` those of every round, with the tokens it emitted."""
 
     tokens: int
     rounds: int
     target: Passes
     draft: Passes
     host: float
+    each: list[tuple[float, int]] = field(default_factory=list, repr=False)
 
 
 @dataclass(slots=True)
@@ -83,7 +85,7 @@ class Bench:
             rounds = [
                 seconds
                 for transcript in self.transcripts
-                for seconds in _run(self, Setting("plain", 1), NoDraft(), transcript)[2]
+                for seconds, _ in _run(self, Setting("plain", 1), NoDraft(), transcript)[2]
             ]
             self._plain = steady(rounds) / len(rounds) if rounds else 0.0
         return self._plain
@@ -94,7 +96,8 @@ def run_trial(bench: Bench, setting: Setting, drafter: Drafter) -> Trial:
     trial = Trial(setting)
     for transcript in bench.transcripts:
         part, stats, rounds = _run(bench, setting, drafter, transcript)
-        part.host = max(0.0, steady(rounds) - part.rounds * bench.plain_round)
+        part.host = max(0.0, steady([each[0] for each in rounds]) - part.rounds * bench.plain_round)
+        part.each = [(seconds - bench.plain_round, tokens) for seconds, tokens in rounds]
         trial.parts.append(part)
         merge_tallies(trial.by_depth, stats.by_depth)
         merge_tallies(trial.by_rank, stats.by_rank)
@@ -103,8 +106,8 @@ def run_trial(bench: Bench, setting: Setting, drafter: Drafter) -> Trial:
 
 def _run(
     bench: Bench, setting: Setting, drafter: Drafter, transcript: Transcript
-) -> tuple[Part, Stats, list[float]]:
-    """One transcript's rounds: what they were, and the seconds of each beside all passes."""
+) -> tuple[Part, Stats, list[tuple[float, int]]]:
+    """One transcript's rounds: what they were, and of each the seconds beside all passes and the tokens."""
     text = [*transcript.prompt, *transcript.answer]
     script = ScriptedSession(bench.spec, text, transcript.features)
     target = Metered(script, bench.clock)
@@ -120,12 +123,12 @@ def _run(
     meters = [target] if bench.draft is None else [target, bench.draft]
     for meter in meters:
         meter.clear()
-    rounds: list[float] = []
+    rounds: list[tuple[float, int]] = []
     while decoder.finish is None:
         begun, inside = bench.clock(), sum(meter.seconds for meter in meters)
-        decoder.step()
+        emitted = len(decoder.step().tokens)
         inside = sum(meter.seconds for meter in meters) - inside
-        rounds.append(bench.clock() - begun - inside)
+        rounds.append((bench.clock() - begun - inside, emitted))
     stats = decoder.stats
     passes = Counter(bench.draft.passes) if bench.draft is not None else Counter()
     return Part(stats.tokens, stats.rounds, Counter(target.passes), passes, 0.0), stats, rounds

@@ -11,6 +11,7 @@ import msgspec
 from hexgraft.host.drafters.adaptive import Adaptive
 from hexgraft.host.drafters.calibration import Lesson
 from hexgraft.host.drafters.knobs import KNOBS
+from hexgraft.host.drafters.ledger import FREE, Toll
 from hexgraft.host.measure.costs import Costs
 from hexgraft.host.measure.metered import Metered
 from hexgraft.host.measure.profile import ProfileError
@@ -23,7 +24,8 @@ from hexgraft.host.measure.setting import (
     neighbours,
     tree_sizes,
 )
-from hexgraft.host.measure.trial import Bench, Trial, run_trial
+from hexgraft.host.measure.toll import fit_toll
+from hexgraft.host.measure.trial import Bench, Part, Trial, run_trial
 
 PAYS = 1.05
 """Trees that promise less than this over plain decoding are not worth their trouble."""
@@ -44,6 +46,7 @@ class Guess:
     speedup: float
     adaptive: bool = False
     prior: tuple[float, ...] = ()
+    toll: Toll = FREE
 
     @property
     def title(self) -> str:
@@ -132,28 +135,50 @@ class Search:
 
     def adapted(self, guess: Guess) -> Guess:
         """The same drafter kept to what pays, tried and priced likewise, after a first time to learn how far
-        its probabilities can be trusted."""
-        lesson = Lesson()
-        self._try_adaptive(guess, lesson)
-        taught = replace(guess, adaptive=True, prior=lesson.shifts)
-        priced = self._priced(self._try_adaptive(taught, None))
+        its probabilities can be trusted and what it takes the host."""
+        lesson, toll = Lesson(), Toll(asking=guess.trial.drafting)
+        toll = self._toll(replace(guess, toll=toll), lesson)
+        taught = replace(guess, adaptive=True, prior=lesson.shifts, toll=toll)
+        priced = self._priced(self._try_adaptive(taught, self.adaptive(taught)))
         return replace(taught, trial=priced.trial, speed=priced.speed, speedup=priced.speedup)
 
-    def adaptive(self, guess: Guess, lesson: Lesson | None = None) -> Adaptive:
-        """The guess's drafter, kept to what pays."""
-        costs = replace(self.costs, drafting=guess.trial.drafting)
+    def adaptive(
+        self, guess: Guess, lesson: Lesson | None = None, sizes: Sequence[int] | None = None
+    ) -> Adaptive:
+        """The guess's drafter, kept to what pays, in trees of `sizes`, or of any that there are."""
+        costs, setting = replace(self.costs, toll=guess.toll), guess.setting
+        if sizes is not None:
+            setting = msgspec.structs.replace(setting, tree_size=sizes[-1])
         return adapt(
-            self.make, guess.setting, self.open_draft, costs, self.sizes, guess.speedup, guess.prior, lesson
+            self.make,
+            setting,
+            self.open_draft,
+            costs,
+            sizes or self.sizes,
+            guess.speedup,
+            guess.prior,
+            lesson,
         )
 
-    def _try_adaptive(self, guess: Guess, lesson: Lesson | None) -> Trial:
-        drafter = self.adaptive(guess, lesson)
+    def _toll(self, guess: Guess, lesson: Lesson) -> Toll:
+        """What the guess's drafter takes the host, kept to what pays, in trees of all sizes and in small
+        ones: where all are alike, nobody can tell what a node takes."""
+        parts: list[Part] = []
+        drafted: list[Sequence[int]] = []
+        for sizes, taught in ((None, lesson), (self.sizes[:1], None)):
+            drafter = self.adaptive(guess, taught, sizes)
+            parts += self._try_adaptive(guess, drafter).parts
+            drafted += drafter.drafted
+        return fit_toll(parts, drafted, guess.toll, self.beyond.get(guess.setting.drafter, 0.0))
+
+    def _try_adaptive(self, guess: Guess, drafter: Adaptive) -> Trial:
         largest = msgspec.structs.replace(guess.setting, tree_size=self.sizes[-1])
         try:
             trial = run_trial(self.bench, largest, drafter)
         finally:
             drafter.close()
-        return _longer(trial, self.beyond.get(guess.setting.drafter, 0.0), drafter.drafted)
+        asked = [sum(nodes > 0 for nodes in each) for each in drafter.drafted]
+        return _longer(trial, self.beyond.get(guess.setting.drafter, 0.0), asked)
 
     @property
     def sizes(self) -> list[int]:

@@ -47,6 +47,21 @@ def test_bins_are_learned_apart_old_figures_fade_and_certainty_is_the_limit() ->
     assert measured(calibration, 0.3) == pytest.approx(0.3, rel=0.01)
 
 
+def test_rounds_without_a_trial_fade_what_was_learned() -> None:
+    one_by_one, together = Calibration(), Calibration()
+    for calibration in (one_by_one, together):
+        calibration.learn([(0.3, True), (0.95, False)])
+    for _ in range(30):
+        one_by_one.learn([])
+    together.rest(30)
+    for share in (0.3, 0.95):
+        assert measured(one_by_one, share) == pytest.approx(measured(together, share))
+    assert 0.3 < measured(together, 0.3) < 0.35
+    for calibration in (one_by_one, together):
+        calibration.learn([(0.3, False)])
+    assert measured(one_by_one, 0.3) == pytest.approx(measured(together, 0.3)) != 0.3
+
+
 def test_trials_are_the_children_of_the_accepted_path() -> None:
     builder = TreeBuilder(9)
     first = builder.add(ROOT, 1, 0.5, "a")

@@ -30,13 +30,13 @@ def paths(tree: TokenTree) -> set[tuple[int, ...]]:
 def test_index_finds_what_brute_force_finds(minimum: int) -> None:
     rng = np.random.default_rng(minimum)
     for vocab in (2, 3, 8):
-        index, text = SuffixIndex(4), []
+        index, text = SuffixIndex(4, minimum), []
         for _ in range(120):
             token = int(rng.integers(vocab))
             index.extend([token])
             text.append(token)
             end = text[-40:]
-            found = {o.following: o.length for o in index.find(end, minimum, 1000, 40)}
+            found = {o.following: o.length for o in index.find(end, 1000, 40)}
             expected = {
                 place + 1: shared(text, place, end)
                 for place in range(len(text) - 1)
@@ -142,3 +142,4 @@ def test_memory_is_as_stated() -> None:
     index = SuffixIndex(100_000)
     index.extend(i * 7919 % 5003 for i in range(100_000))
     assert index.nbytes == 24 * 100_000 + 20 * (1 << 17)
+    assert SuffixIndex(100_000, minimum=2).nbytes == 16 * (1 << 17)

@@ -14,6 +14,7 @@ from pair import make_pair
 from shapes import shaped_profile
 
 from hexgraft.host.bundle import Bundle
+from hexgraft.host.drafters.ledger import Toll
 from hexgraft.host.lab.prompts import LAB_PROMPTS
 from hexgraft.host.measure import setting as settings
 from hexgraft.host.measure.contest import Contender, Contest, Result
@@ -154,7 +155,7 @@ def test_what_runs_best_kept_to_what_pays_is_chosen(bundle: Bundle, monkeypatch:
     search = place.search(place.transcripts(SIX[:2]))
     guesses = [search.guess(setting) for setting in (Setting("lookup", 16), Setting("levels", 8, 2))]
     adapted = [search.adapted(guess) for guess in guesses]
-    guesses[1].trial.parts[0].host += 1.0
+    adapted[1].toll = Toll(asking=1.0)
     trees: list[tuple[int, int | None]] = []
     speeds = {guesses[0].title: 4.5, guesses[1].title: 2.25, adapted[0].title: 1.8, adapted[1].title: 2.1}
 
@@ -174,7 +175,7 @@ def test_what_runs_best_kept_to_what_pays_is_chosen(bundle: Bundle, monkeypatch:
     assert verdict.choice.setting == guesses[1].setting
     assert (verdict.choice.measured, verdict.choice.speedup) == pytest.approx((2.25, 1.4))
     assert verdict.choice.prior == adapted[1].prior != adapted[0].prior
-    assert verdict.choice.drafting == guesses[1].trial.drafting != guesses[0].trial.drafting
+    assert verdict.choice.toll == adapted[1].toll != adapted[0].toll
     assert trees == [(16, None), (8, 2), (32, None), (32, 2)]
     speeds |= {guess.title: 0.99 * PAYS * 1.5 for guess in adapted}
     assert not decide(search, contest, guesses, adapted).pays
@@ -293,7 +294,7 @@ def no_draft() -> Session:
 
 
 def test_costs_add_up() -> None:
-    costs = Costs.of(shaped_profile("steep"), drafting=0.001)
+    costs = Costs.of(shaped_profile("steep"))
     assert costs.catch_up(0, 0) == 0
     assert costs.catch_up(40, 0) == pytest.approx(costs.pass_of_draft(32, 0) + costs.pass_of_draft(8, 0))
     assert costs.plain(0) == pytest.approx(0.05)

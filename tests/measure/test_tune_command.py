@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,8 +20,10 @@ from shapes import shaped_profile
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cli.main import cli
 from hexgraft.host.measure.choice import Choice, Site, Tuned, read_tuned, write_choice
+from hexgraft.host.measure.contest import Contender, Contest
+from hexgraft.host.measure.contest import Result as Outcome
 from hexgraft.host.measure.machine import this_machine
-from hexgraft.host.measure.profile import LatencyProfile, write_profile
+from hexgraft.host.measure.profile import LatencyProfile, Spread, write_profile
 from hexgraft.host.measure.setting import Setting
 from hexgraft.host.prefix import Place
 from hexgraft.host.traces.trace_file import read_trace
@@ -73,6 +75,29 @@ def test_what_is_chosen_is_what_run_does(bundle: Bundle, prompts: Path, state: P
     assert found["settings"][0]["measured"]["speed"] > 0
     ran = hexgraft("run", str(bundle.path), *PROMPT)
     assert "tuned: " in ran.stderr
+
+
+@pytest.mark.parametrize("fixed", [1.6, 1.01])
+def test_what_brings_more_than_may_be_kept_to_is_told(
+    bundle: Bundle, prompts: Path, monkeypatch: pytest.MonkeyPatch, fixed: float
+) -> None:
+    """Plain decoding is chosen where keeping to what pays takes what trees bring; their options are shown."""
+
+    def run(contest: Contest, contenders: Sequence[Contender]) -> tuple[Outcome, list[Outcome]]:
+        ratios = {each.title: 1.0 if "adaptive" in each.title else fixed for each in contenders}
+        found = [Outcome(title, Spread.single(20 * r), Spread.single(r)) for title, r in ratios.items()]
+        return Outcome("plain", Spread.single(20.0), Spread.single(1.0)), found
+
+    monkeypatch.setattr(Contest, "run", run)
+    words = ("--prompts", str(prompts), "--max-tokens", "8", "--drafters", "lookup", "--no-write")
+    done = hexgraft("tune", str(bundle.path), *words)
+    assert done.exit_code == 0, done.output
+    assert "no tree brings 1.05x here kept to what pays: plain decoding is chosen" in done.stderr
+    told = re.search(
+        r"as it is, .* lookup, (\d+) nodes brings 1\.60x: --draft lookup --tree-size (\d+)", done.stderr
+    )
+    assert (told is not None) == (fixed > 1.05)
+    assert told is None or told[1] == told[2]
 
 
 def test_many_that_were_run_are_shown_without_the_rest(bundle: Bundle, prompts: Path) -> None:
@@ -223,14 +248,14 @@ def test_what_was_chosen_for_one_chip_is_not_another_s(bundle: Bundle) -> None:
         (lambda data: data.replace(b'"levels"', b'"levels", "options": ["nope=1"]'), "has no option 'nope'"),
         (lambda data: data.replace(b'"tree_size": 8', b'"tree_size": 0'), "is damaged: "),
         (lambda data: data.replace(b'"speedup": 1.6', b'"speedup": -3'), "is damaged: "),
-        (lambda data: data.replace(b'"drafting": 0.0', b'"drafting": 1e300'), "is damaged: "),
+        (lambda data: data.replace(b'"toll": {}', b'"toll": {"node": 1e300}'), "is damaged: "),
         (lambda data: data.replace(b'"prior": []', b'"prior": [1e300, 0, 0, 0, 0, 0, 0]'), "is damaged: "),
         (lambda data: re.sub(rb'"choices": .*', b'"choices": []}', data, flags=re.S), "is damaged: "),
         (
             lambda data: re.sub(rb'"passes": \[.*?\]', b'"passes": []', data, count=1, flags=re.S),
             "no passes of",
         ),
-        (lambda data: data.replace(b'"format": 2', b'"format": 1', 1), "is of another version of hexgraft"),
+        (lambda data: data.replace(b'"format": 3', b'"format": 2', 1), "is of another version of hexgraft"),
     ],
 )
 def test_a_choice_that_cannot_be_read_is_said(
