@@ -61,25 +61,27 @@ class SuffixIndex:
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens to the current sequence."""
-        for token in tokens:
-            self._append(token)
+        self.tokens.extend(tokens)
+        self._link(-1)
 
     def end_sequence(self) -> None:
         """No n-gram, match or continuation reaches across this point."""
-        self.tokens.append(_END)
-        for older in self._older:
+        for chain, older in enumerate(self._older):
+            self._link(chain)
             older.append(-1)
+        self.tokens.append(_END)
         self._start = len(self.tokens)
 
-    def _append(self, token: int) -> None:
-        text, place = self.tokens, len(self.tokens)
-        length = place - self._start + 1
-        text.append(token)
-        for order, heads, older in zip(self._orders, self._heads, self._older, strict=True):
-            if length < order:
+    def _link(self, chain: int) -> None:
+        """Take into one chain what has come since the last time: most ends of a text have not occurred
+        before, which that of the shortest n-grams alone tells."""
+        order, heads, older = self._orders[chain], self._heads[chain], self._older[chain]
+        text, mask, first = self.tokens, self._mask, self._start + order - 1
+        for place in range(len(older), len(text)):
+            if place < first:
                 older.append(-1)
                 continue
-            bucket = crc32(text[-order:]) & self._mask
+            bucket = crc32(text[place + 1 - order : place + 1]) & mask
             older.append(heads[bucket])
             heads[bucket] = place
 
@@ -90,13 +92,19 @@ class SuffixIndex:
         `end` holds those last tokens. Places found through long n-grams come first, newer before older. A
         place nothing follows is left out.
         """
-        found: dict[int, Occurrence] = {}
-        if not self.tokens:
+        last, shortest = array("i", end[-_ORDERS[0] :]), self._orders[-1]
+        place = self._heads[-1][crc32(last[-shortest:]) & self._mask]
+        if place == len(self.tokens) - 1 >= 0:  # this end itself
+            place = self._older[-1][place]
+        if place < 0 or len(end) < shortest:
             return []
-        last = array("i", end[-_ORDERS[0] :])
-        for order, heads, older in zip(self._orders, self._heads, self._older, strict=True):
+        found: dict[int, Occurrence] = {}
+        for chain, (order, heads, older) in enumerate(
+            zip(self._orders, self._heads, self._older, strict=True)
+        ):
             if order > len(end):
                 continue
+            self._link(chain)
             place = heads[crc32(last[-order:]) & self._mask]
             for _ in range(_VISITS):
                 if place < 0 or len(found) >= limit:

@@ -141,5 +141,6 @@ def test_stops_limits_and_thresholds_bound_the_tree() -> None:
 def test_memory_is_as_stated() -> None:
     index = SuffixIndex(100_000)
     index.extend(i * 7919 % 5003 for i in range(100_000))
-    assert index.nbytes == 24 * 100_000 + 20 * (1 << 17)
+    index.end_sequence()
+    assert index.nbytes == 24 * 100_001 + 20 * (1 << 17)
     assert SuffixIndex(100_000, minimum=2).nbytes == 16 * (1 << 17)
