@@ -182,7 +182,9 @@ def write_prefix(path: Path, prefix: Prefix) -> None:
 def read_prefix(path: Path, bundle: Bundle, place: Place) -> Prefix:
     """Read a prefix that was baked with this bundle at this place; anything else is refused in words."""
     if not path.is_file():
-        raise mistyped(HexgraftError(f"no baked prefix at {path}", _HINT))
+        raise mistyped(
+            HexgraftError(f"no baked prefix at {path}", _HINT.replace("bake it again", "bake one"))
+        )
     try:
         with safe_open(path, framework="numpy") as file:
             opened: Any = file

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -43,7 +44,12 @@ def _console(stream: TextIO) -> Console:
     has no width, and breaks lines itself if it breaks them at all."""
     system: Literal["auto"] | None = "auto" if _styles() else None
     if stream.isatty():
-        return Console(file=stream, highlight=False, color_system=system)
+        width = height = None
+        if _dumb():  # rich takes 80 columns there, without a look
+            width, height = shutil.get_terminal_size(os.get_terminal_size(stream.fileno()))
+        return Console(
+            file=stream, highlight=False, color_system=system, width=width or None, height=height or None
+        )
     return Console(file=stream, highlight=False, color_system=system, width=WIDE, height=_HEIGHT)
 
 
@@ -57,7 +63,11 @@ def streams_meet() -> bool:
 
 def _styles() -> bool:
     """Whether a terminal is to have colours and bold type: https://no-color.org."""
-    return not os.environ.get("NO_COLOR") and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+    return not os.environ.get("NO_COLOR") and not _dumb()
+
+
+def _dumb() -> bool:
+    return os.environ.get("TERM", "").lower() in ("dumb", "unknown")
 
 
 def coloured(text: str, colour: str, *, bold: bool = False) -> str:

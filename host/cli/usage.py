@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 
 import click
 
@@ -13,6 +14,7 @@ from hexgraft.models.errors import look_at
 
 _EXTRA = re.compile(r"got unexpected extra argument(s?) \((.*)\)", re.DOTALL)
 _REFUSED = re.compile(r"\w+ (['\"])(.*)\1 is not readable", re.DOTALL)
+_MISSING = re.compile(r"(\w+) (['\"])(.*)\2 does not exist", re.DOTALL)
 
 
 def command_asked(group: click.Group, arguments: Sequence[str]) -> str:
@@ -48,6 +50,10 @@ def usage_words(error: click.ClickException, asked: str) -> tuple[str, str]:
         refused = _REFUSED.fullmatch(said)
         if refused is not None and error.param is not None and isinstance(error.param.type, click.Path):
             message, hint = f"{name}: {refused[2]} is not readable", look_at(Path(refused[2]))
+        missing = _MISSING.fullmatch(said)
+        if missing is not None and error.param is not None and isinstance(error.param.type, click.Path):
+            message = f"{name}: there is no {missing[1].lower()} {missing[3]}"
+            hint = f"check its name: ls {quote(str(Path(missing[3]).parent))}"
         if error.param is not None and isinstance(error.param.type, click.Choice):
             message = f"{name} {said.split(' is not one of ')[0]} is none of its choices"
             hint = f"one of: {', '.join(map(str, error.param.type.choices))}"

@@ -35,6 +35,12 @@ from hexgraft.host.cli.main import cli
         ),
         ("--version=3", "hexgraft: --version takes no value", "see `hexgraft --help`"),
         ("replay t b --backend z", "--backend 'z' is none of its choices", "one of: cpu, htp-sim, runner, "),
+        (
+            "export m --calibration no/such",
+            "--calibration: there is no file no/such",
+            "check its name: ls no",
+        ),
+        ("device sdk --headers nowhere", "--headers: there is no path nowhere", "check its name: ls ."),
         ("bench b --cool-to nan", "--cool-to: 'nan' is not a number", "see `hexgraft bench --help`"),
     ],
 )
