@@ -21,7 +21,8 @@ from hexgraft.models.errors import DecodeError, HexgraftError, mistyped
 
 FORMAT = "2"
 """Readers accept exactly this version."""
-_HINT = "bake it again: hexgraft bake BUNDLE --system TEXT -o PREFIX"
+_BAKE = "hexgraft bake BUNDLE --system TEXT -o PREFIX"
+_HINT = f"bake it again: {_BAKE}"
 _HEAD = {"head_keys", "head_values", "head_features"}
 _PROBES = ("a", "The", "1", " x", "\n", "\n\n", ".", "é", "/", '"', "<")
 """Messages a prompt may go on with: what all of them share is what the system message alone decides."""
@@ -182,9 +183,7 @@ def write_prefix(path: Path, prefix: Prefix) -> None:
 def read_prefix(path: Path, bundle: Bundle, place: Place) -> Prefix:
     """Read a prefix that was baked with this bundle at this place; anything else is refused in words."""
     if not path.is_file():
-        raise mistyped(
-            HexgraftError(f"no baked prefix at {path}", _HINT.replace("bake it again", "bake one"))
-        )
+        raise mistyped(HexgraftError(f"no baked prefix at {path}", f"bake one: {_BAKE}"))
     try:
         with safe_open(path, framework="numpy") as file:
             opened: Any = file

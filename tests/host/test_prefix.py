@@ -270,8 +270,9 @@ def test_a_truncated_file_is_refused(bundle: Bundle, place: Place, file: Path, s
 
 
 def test_a_file_of_another_kind_is_refused(bundle: Bundle, place: Place, tmp_path: Path) -> None:
-    with pytest.raises(HexgraftError, match="no baked prefix at"):
+    with pytest.raises(HexgraftError, match="no baked prefix at") as missing:
         read_prefix(tmp_path, bundle, place)
+    assert missing.value.hint == "bake one: hexgraft bake BUNDLE --system TEXT -o PREFIX"
     text = tmp_path / "text"
     text.write_text("a" * 1000)
     with pytest.raises(HexgraftError, match="is not a baked prefix"):
