@@ -234,7 +234,8 @@ def checked_store(
     if len(rows) != len(slots):
         raise DecodeError(f"store of {len(rows)} rows into {len(slots)} slots")
     if len(rows) and (min(rows) < 0 or max(rows) >= staged):
-        raise DecodeError(f"store of row {max(rows)}, the last pass had {staged} rows")
+        wrong = min(rows) if min(rows) < 0 else max(rows)
+        raise DecodeError(f"store of row {wrong}, the last pass had {staged} rows")
     if len(slots) and min(slots) < 0:
         raise DecodeError("store into a negative slot")
     return np.array(rows, np.intp), np.array(slots, np.intp)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -168,8 +169,16 @@ class TreeBuilder:
         )
 
 
-_ALONE = TreeBuilder(0).build()
-"""What every tree of one node shares; nobody writes into a tree."""
+def _alone() -> TokenTree:
+    """A tree of one node whose arrays nobody can write into."""
+    tree = TreeBuilder(0).build()
+    for array in (tree.tokens, tree.parents, tree.depths, tree.probabilities):
+        array.flags.writeable = False
+    return replace(tree, proposals=MappingProxyType({}))
+
+
+_ALONE = _alone()
+"""What all trees of one node share but their tokens."""
 
 
 def single(root: int) -> TokenTree:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -46,7 +45,9 @@ def _console(stream: TextIO) -> Console:
     if stream.isatty():
         width = height = None
         if _dumb():  # rich takes 80 columns there, without a look
-            width, height = shutil.get_terminal_size(os.get_terminal_size(stream.fileno()))
+            width, height = os.get_terminal_size(stream.fileno())
+            asked = os.environ.get("COLUMNS", "")
+            width = int(asked) if asked.isdecimal() else width
         return Console(
             file=stream, highlight=False, color_system=system, width=width or None, height=height or None
         )

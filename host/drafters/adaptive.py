@@ -56,7 +56,8 @@ class Adaptive(WrappedDrafter):
     A tree is cut to the nodes whose acceptance is worth their rows in the target's pass; likelihood is the
     drafter's, corrected by what the target has accepted. A draft model stops before a pass that costs more
     than it is expected to bring, and rests after rounds that lost. A text never gets more than BOUND slower
-    than plain decoding by the table, one shorter than HORIZON tokens by more than HORIZON ones might.
+    than plain decoding by the table, one shorter than HORIZON tokens by more than HORIZON ones might; unless
+    rounds that pass without a look alone take the host as much.
     `foreseen` is the speed expected against plain decoding, `prior` what other texts taught of the drafter's
     probabilities, and `lesson` learns that. `meter` counts the passes of the draft model if there is one,
     `knobs` are the parameters it was made with, NAME=VALUE, for a record of the run. Trees of drawn children
@@ -94,7 +95,7 @@ class Adaptive(WrappedDrafter):
         self._ledger = Ledger()
         self._last: _Drafted | None = None
         self._read = 0
-        self._pause = 0  # rounds that are plain whatever happens
+        self._wait = self._rest = 0  # rounds without a look: till the ledger allows one, and by `Trust`
         self._passed = self._since = 0  # rounds that are not in the books yet, and where the first stood
         self.knobs = knobs
         self.drafted: list[list[int]] = []
@@ -103,44 +104,44 @@ class Adaptive(WrappedDrafter):
     @property
     def slowdown(self) -> float:
         """Seconds of this text by the table against those of plain decoding, 1 before the first round."""
-        self._settle()
-        return self._ledger.paid / self._ledger.plain if self._ledger.plain else 1.0
+        paid, plain = self._passed_by()
+        plain += self._ledger.plain
+        return (self._ledger.paid + paid) / plain if plain else 1.0
 
     def begin(self, tokens: Sequence[int], keep: int = 0) -> None:
         """As ever; only a text that goes on (`keep`) keeps what was learned, so that runs repeat."""
         self._settle()
-        self._pause = 0
+        self._wait = 0
         if not keep:
             self._calibration, self._trust = Calibration(self._prior), Trust()
-            self._aim = self._first
+            self._aim, self._rest = self._first, 0
         self._ledger, self._last, self._read = Ledger(), None, len(tokens) - 1
         self.drafted.append([])
         self._drafter.begin(tokens, keep)
 
     def draft(self, tokens: Sequence[int], limits: Limits) -> TokenTree:
-        fill = len(tokens) - 1
-        if self._pause:
-            self._pause -= 1
+        fill, nodes = len(tokens) - 1, min(limits.nodes, self._sizes[self._aim])
+        if self._wait or self._rest or nodes < 2 or limits.depth < 1:
+            self._wait, self._rest = max(0, self._wait - 1), max(0, self._rest - 1)
             return self._plainly(tokens[-1], fill)
         self._settle()
         self._learn(tokens)
         plain, toll = self._costs.plain(fill), self._costs.toll
         self._last = last = _Drafted(fill, plain, known=len(tokens))
         self.drafted[-1].append(LOOKED)
-        nodes = min(limits.nodes, self._sizes[self._aim])
-        if nodes < 2 or limits.depth < 1:
-            return single(tokens[-1])
         slack = self._ledger.slack(plain)
         least = self._loss(2, fill, plain) + self._first_pass(len(tokens) - self._read, fill)
         if slack < least:
-            self._pause = self._ledger.wait(plain, least, toll) - 1
+            self._wait = self._ledger.wait(plain, least, toll) - 1
             return single(tokens[-1])
         # Half of what may be lost, so that one failure does not use up the chances of a text.
         slack = min(slack, max(slack / 2, _STAKE * least))
+        token, left = self._ledger.worth(plain, self._foreseen), slack - least
         if toll.node:
-            nodes = min(nodes, 2 + int((slack - least) / toll.node))
-        token = self._ledger.worth(plain, self._foreseen)
-        purse = Purse(self._costs, fill, token, slack - least)
+            # Of a draft model half of what is left is for its passes.
+            share = left / 2 if self._meter is not None else left
+            nodes = min(nodes, 2 + int(min(nodes, share / toll.node)))
+        purse = Purse(self._costs, fill, token, left - toll.node * (nodes - 2))
         tree = self._ask(last, tokens, Limits(nodes, limits.depth, limits.stops, purse))
         if len(tree) == 1:
             return tree
@@ -182,7 +183,7 @@ class Adaptive(WrappedDrafter):
             self._drafter.accept(tree, path)
         if self._meter is not None and self._meter.passes:
             self._trust.learn(plain - paid)
-            self._pause = self._trust.rest()
+            self._rest = self._trust.rest()
         self._ledger.book(len(path), paid, plain)
 
     def _plainly(self, token: int, fill: int) -> TokenTree:
@@ -195,11 +196,20 @@ class Adaptive(WrappedDrafter):
 
     def _settle(self) -> None:
         """Book the rounds that went by without a look."""
-        rounds, self._passed = self._passed, 0
+        rounds = self._passed
         if rounds:
-            plain = (self._costs.plain(self._since) + self._costs.plain(self._since + rounds - 1)) / 2
-            self._ledger.rest(rounds, plain + self._costs.toll.passing, plain)
+            paid, plain = self._passed_by()
+            self._ledger.rest(rounds, paid / rounds, plain / rounds)
             self._calibration.rest(rounds)
+            self._passed = 0
+
+    def _passed_by(self) -> tuple[float, float]:
+        """Seconds of the rounds that are not in the books yet, and of as many plain ones."""
+        rounds, last = self._passed, self._since + self._passed - 1
+        if not rounds:
+            return 0.0, 0.0
+        plain = rounds * (self._costs.plain(self._since) + self._costs.plain(last)) / 2
+        return plain + rounds * self._costs.toll.passing, plain
 
     def _loss(self, rows: int, fill: int, plain: float) -> float:
         """What a tree of `rows` loses if nothing of it is accepted, its draft passes left out."""

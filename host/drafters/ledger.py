@@ -16,7 +16,7 @@ HORIZON = 8
 trees begin sooner where passes are dear, at the price of short answers."""
 
 LONG = 64
-"""Rounds that pass at most without a look at whether a tree may be drafted again."""
+"""Rounds from one look at whether a tree may be drafted to the next, at most."""
 
 _PRIOR = 12.0
 """Tokens that the speed foreseen counts for, against those measured."""
@@ -106,10 +106,11 @@ class Ledger:
         return BOUND * max(self.plain + plain, HORIZON * plain) + self.plain - self.paid
 
     def wait(self, plain: float, least: float, toll: Toll) -> int:
-        """For how many plain rounds of `plain` seconds, the first with a look, until another look may find
-        that `least` can be lost; LONG at most."""
-        looks = 2 * toll.looking - toll.passing
-        missing = least + looks - BOUND * (self.plain + plain) - (self.plain - self.paid)
+        """After how many plain rounds of `plain` seconds, the first with a look, `least` can be lost; LONG at
+        most."""
+        missing = (
+            least + toll.looking - toll.passing - BOUND * (self.plain + plain) - (self.plain - self.paid)
+        )
         gain = BOUND * plain - toll.passing
         return max(1, min(LONG, math.ceil(missing / gain))) if gain > 0 else LONG
 

@@ -61,7 +61,7 @@ class SuffixIndex:
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens to the current sequence."""
-        self.tokens.extend(tokens)
+        self.tokens.extend(iter(tokens))
         self._link(-1)
 
     def end_sequence(self) -> None:

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hexgraft.host.drafters.adaptive import PASSED
+from hexgraft.host.drafters.adaptive import LOOKED, PASSED
 from hexgraft.host.drafters.ledger import Toll
 from hexgraft.host.measure.trial import Part, steady
 
@@ -16,29 +16,33 @@ from hexgraft.host.measure.trial import Part, steady
 def fit_toll(parts: Sequence[Part], drafted: Sequence[Sequence[int]], known: Toll, beyond: float) -> Toll:
     """The toll by which the rounds of `parts` took what they did, where `drafted` is what `Adaptive` says of
     each. Asking takes `beyond` seconds more than it did in these rounds; where nothing was asked for at all,
-    that still takes what is `known`.
+    that still takes what is `known`. A look that was never made is taken to cost what asking does, and a
+    round without one, where there was none, what a look does.
     """
     passed: list[float] = []
     rows: list[tuple[float, ...]] = []
     for part, sizes in zip(parts, drafted, strict=True):
-        learning = False
-        for (seconds, tokens), nodes in zip(part.each, sizes, strict=True):
-            if nodes == PASSED:
-                passed.append(seconds)
+        after = False
+        for (spent, tokens), size in zip(part.each, sizes, strict=True):
+            if size == PASSED:
+                passed.append(spent)
                 continue
-            asked, tree = nodes > 0, nodes > 1
-            rows.append((seconds, not asked, asked, tree, max(0, nodes - 1), tokens - 1, learning))
-            learning = tree  # what there is to learn of a tree is learned in the next look
-    passing = steady(passed) / len(passed) if passed else 0.0
-    if not rows:
-        return msgspec.structs.replace(known, passing=passing)
-    table = np.array(rows, np.float64)
-    if (table[:, 2] == table[:, 3]).all():
-        table[:, 3] = 0  # where every tree has nodes nobody can tell: asking takes all of it
-    looking, asking, first, node, token, lesson = _steadily(table[:, 1:], table[:, 0])
-    if not table[:, 2].any():
+            rows.append((spent, size == LOOKED, size > 0, size > 1, max(0, size - 1), tokens - 1, after))
+            after = size > 1  # what there is to learn of a tree is learned in the next look
+    seconds, columns = np.split(np.array(rows or [(0.0,) * 7], np.float64), [1], axis=1)
+    looks, asks, trees, nodes = columns.T[:4]
+    asked, looked = bool(asks.any()), bool(looks.any())
+    if (asks == trees).all():
+        trees[:] = 0  # where there always is a tree, asking takes all of it
+    if len(set(nodes[nodes > 0])) == 1:
+        nodes[:] = 0  # where all trees are alike, nobody can tell what a node takes
+    looking, asking, tree, node, token, lesson = _steadily(columns, seconds[:, 0])
+    asking = max(0.0, asking + beyond) if asked else known.asking
+    looking = looking if looked else asking
+    passing = steady(passed) / len(passed) if passed else looking
+    if not asked:
         return msgspec.structs.replace(known, passing=passing, looking=looking)
-    return Toll(passing, looking, max(0.0, asking + beyond), first + lesson, node, token)
+    return Toll(passing, looking, asking, tree + lesson, node, token)
 
 
 def _steadily(matrix: NDArray[np.float64], values: NDArray[np.float64]) -> list[float]:

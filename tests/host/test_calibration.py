@@ -57,6 +57,10 @@ def test_rounds_without_a_trial_fade_what_was_learned() -> None:
     for share in (0.3, 0.95):
         assert measured(one_by_one, share) == pytest.approx(measured(together, share))
     assert 0.3 < measured(together, 0.3) < 0.35
+    together.rest(400)
+    assert measured(together, 0.3) == pytest.approx(0.3, rel=1e-4)
+    for _ in range(400):
+        one_by_one.learn([])
     for calibration in (one_by_one, together):
         calibration.learn([(0.3, False)])
     assert measured(one_by_one, 0.3) == pytest.approx(measured(together, 0.3)) != 0.3

@@ -230,6 +230,13 @@ def test_bad_requests_are_refused_in_words(session: CpuSession) -> None:
     session.forward([1], [n], causal(n, 1))
     with pytest.raises(DecodeError, match="store of row 1"):
         session.store([1], [n])
+    for rows, slots, words in (
+        ([-1], [n], "store of row -1"),
+        ([0], [-1], "negative slot"),
+        ([0], [], "0 slots"),
+    ):
+        with pytest.raises(DecodeError, match=words):
+            session.store(rows, slots)
     with pytest.raises(DecodeError, match="ascending"):
         session.move([n, n + 1], [n + 1, n + 2])
 

@@ -21,7 +21,7 @@ from hexgraft.host.drafters.sampled import Sampled
 from hexgraft.host.drafters.static import Static
 from hexgraft.host.logits import log_sum_exp, top_tokens
 from hexgraft.host.sampling import Sampling
-from hexgraft.host.tree import ROOT, Draws, TokenTree, TreeBuilder
+from hexgraft.host.tree import ROOT, Draws, TokenTree, TreeBuilder, single
 
 A, B, C, D, HUB = range(5)
 POWERSERVE = np.array(
@@ -44,6 +44,17 @@ def drafted(drafter: Drafter, text: list[int], limits: Limits) -> TokenTree:
 
 def best_first(knobs: BestFirstKnobs) -> BestFirst:
     return BestFirst(DraftModel(TableSession(POWERSERVE, shares=True)), knobs)
+
+
+def test_plain_trees_share_what_nobody_can_write_into() -> None:
+    one, other = single(3), single(4)
+    assert (one.tokens.tolist(), other.tokens.tolist()) == ([3], [4])
+    assert one.parents is other.parents
+    for array in (one.parents, one.depths, one.probabilities):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
+    with pytest.raises(TypeError):
+        one.proposals[0] = None  # type: ignore[index]
 
 
 def test_best_first_grows_the_tree_computed_by_hand() -> None:

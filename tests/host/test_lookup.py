@@ -57,6 +57,14 @@ def test_a_long_match_is_found_behind_many_short_ones() -> None:
     assert tree.tokens[tree.children(0)[0]] == 50
 
 
+def test_of_equal_matches_the_newer_goes_first() -> None:
+    text = [1, 2, 5, 30, 1, 2, 9, 40, 1, 2]
+    lookup = Lookup()
+    lookup.begin(text)
+    tree = lookup.draft(text, WIDE)
+    assert [int(tree.tokens[child]) for child in tree.children(0)] == [9, 5]
+
+
 def test_a_copied_passage_becomes_one_deep_chain() -> None:
     passage = list(range(100, 160))
     text = [*passage, 1, 2, 3, *passage[:10]]

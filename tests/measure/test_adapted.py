@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
@@ -11,13 +12,16 @@ from pair import make_pair
 from shapes import FLAT, shaped_profile, times
 
 from hexgraft.host.bundle import Bundle
+from hexgraft.host.drafters.base import Drafter, Limits
 from hexgraft.host.drafters.calibration import Lesson
+from hexgraft.host.drafters.wrapped import WrappedDrafter
 from hexgraft.host.lab.prompts import LAB_PROMPTS
 from hexgraft.host.measure.contest import Contest
 from hexgraft.host.measure.probe import probe
-from hexgraft.host.measure.setting import Setting
+from hexgraft.host.measure.setting import OpenDraft, Setting
 from hexgraft.host.measure.trial import run_trial
 from hexgraft.host.measure.tune import Search
+from hexgraft.host.tree import TokenTree
 
 SIX, LEVELS = LAB_PROMPTS[::5], Setting("levels", 8)
 
@@ -66,6 +70,42 @@ def test_what_rounds_take_beyond_the_table_counts_where_they_draft(bundle: Bundl
         # Of many short times the longest are left out, and a mean stands for them.
         assert part.host == pytest.approx(0.006 * drafted[-1], abs=0.002)
     assert 0 < sum(drafted) < sum(part.rounds for part in adapted.trial.parts)
+
+
+class Noted(WrappedDrafter):
+    """Notes how many nodes are asked for."""
+
+    def __init__(self, drafter: Drafter, notes: list[int]) -> None:
+        super().__init__(drafter)
+        self._notes = notes
+
+    def begin(self, tokens: Sequence[int], keep: int = 0) -> None:
+        self._drafter.begin(tokens, keep)
+
+    def draft(self, tokens: Sequence[int], limits: Limits) -> TokenTree:
+        self._notes.append(limits.nodes)
+        return self._drafter.draft(tokens, limits)
+
+    def accept(self, tree: TokenTree, path: Sequence[int]) -> None:
+        self._drafter.accept(tree, path)
+
+
+def test_the_toll_is_that_of_large_and_of_small_trees(bundle: Bundle) -> None:
+    place, asked = pace(bundle, "flat"), list[list[int]]()
+    ours = place.make
+
+    def make(setting: Setting, opened: OpenDraft) -> Drafter:
+        asked.append([])
+        return Noted(ours(setting, opened), asked[-1])
+
+    place.make = make
+    search = place.search(place.transcripts(SIX[:2]))
+    guess = search.guess(Setting("lookup", 16))
+    asked.clear()
+    search.adapted(guess)
+    large, small, again = asked
+    assert max(large) == max(again) == search.sizes[-1]
+    assert max(small) == search.sizes[0]
 
 
 def test_what_a_probe_found_counts_for_settings_tried_after_it(bundle: Bundle) -> None:

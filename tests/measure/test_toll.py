@@ -67,6 +67,38 @@ def test_nothing_is_less_than_free(true: Toll) -> None:
     assert found.node == pytest.approx(true.node, abs=1e-6)
 
 
+def one_text(rounds: list[tuple[int, float, int]]) -> tuple[list[Part], list[list[int]]]:
+    """Rounds as (what was drafted, seconds, tokens)."""
+    each = [(seconds, tokens) for _, seconds, tokens in rounds]
+    return [Part(0, len(each), Counter(), Counter(), 0.0, each)], [[size for size, _, _ in rounds]]
+
+
+def test_what_would_take_away_is_left_out_alone() -> None:
+    """Here nodes make drafting quicker, which nothing does."""
+    rng = np.random.default_rng(5)
+    rounds = []
+    for _ in range(200):
+        size, tokens = int(rng.integers(2, 33)), int(rng.integers(1, 9))
+        rounds.append((size, 100e-6 - 1e-6 * size + 6e-6 * (tokens - 1), tokens))
+    found = fit_toll(*one_text(rounds), Toll(), 0.0)
+    assert found.node == 0
+    assert found.token == pytest.approx(6e-6, rel=0.2)
+    assert found.asking + found.tree == pytest.approx(83e-6, rel=0.1)
+
+
+def test_trees_that_are_all_alike_do_not_tell_what_a_node_takes() -> None:
+    found = fit_toll(*one_text([(8, 100e-6, 1)] * 30), Toll(), 0.0)
+    assert found.drafted(2) == found.drafted(32) == pytest.approx(100e-6)
+
+
+def test_what_was_never_seen_is_not_free() -> None:
+    found = fit_toll(*one_text([(1, 30e-6, 1)] * 30), Toll(), 0.0)
+    assert found.asking == found.looking == found.passing == pytest.approx(30e-6)
+    found = fit_toll(*one_text([(1, 30e-6, 1), (LOOKED, 9e-6, 1)] * 30), Toll(), 0.0)
+    assert found.looking == found.passing == pytest.approx(9e-6)
+    assert fit_toll([], [], Toll(asking=7e-6), 0.0) == Toll(7e-6, 7e-6, 7e-6)
+
+
 def test_where_nothing_was_drafted_the_rest_is_as_known() -> None:
     part = Part(0, 2, Counter(), Counter(), 0.0, [(3e-6, 1), (5e-6, 1)])
     assert fit_toll([part], [[LOOKED, PASSED]], TOLL, 1.0) == Toll(5e-6, 3e-6, 30e-6, 20e-6, 4e-6, 6e-6)

@@ -19,6 +19,7 @@ from shapes import shaped_profile
 
 from hexgraft.host.bundle import Bundle
 from hexgraft.host.cli.main import cli
+from hexgraft.host.drafters.ledger import FREE, Toll
 from hexgraft.host.measure.choice import Choice, Site, Tuned, read_tuned, write_choice
 from hexgraft.host.measure.contest import Contender, Contest
 from hexgraft.host.measure.contest import Result as Outcome
@@ -54,10 +55,10 @@ def hexgraft(*arguments: str) -> Result:
     return CliRunner().invoke(cli, list(arguments))
 
 
-def keep(bundle: Bundle, setting: Setting | None, temperature: float = 0.0) -> None:
+def keep(bundle: Bundle, setting: Setting | None, temperature: float = 0.0, *, toll: Toll = FREE) -> None:
     """As if `tune` had chosen this on this machine."""
     site = Site(Place.of(bundle, "cpu", None), 0, this_machine().identity)
-    choice = Choice(temperature, setting, 64, 30.0, 20.0, 30.0, 20.0, 33.0, 1.6)
+    choice = Choice(temperature, setting, 64, 30.0, 20.0, 30.0, 20.0, 33.0, 1.6, toll)
     write_choice(site, shaped_profile("flat"), choice)
 
 
@@ -161,6 +162,13 @@ def test_explicit_options_win(bundle: Bundle) -> None:
         ["--widths", "8,32"],
     ):
         assert "tuned" not in hexgraft("run", str(bundle.path), *PROMPT, *extra).stderr, extra
+
+
+@pytest.mark.parametrize("toll", [Toll(), Toll(asking=1000.0)])
+def test_runs_reckon_with_what_tuning_found_drafting_to_take(bundle: Bundle, toll: Toll) -> None:
+    keep(bundle, Setting("levels", 8), toll=toll)
+    ran = hexgraft("run", str(bundle.path), *PROMPT, "--json")
+    assert (json.loads(ran.stdout)["stats"]["draft_passes"] > 0) == (toll == Toll())
 
 
 def test_plain_decoding_may_be_chosen(bundle: Bundle) -> None:
