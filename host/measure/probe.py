@@ -19,7 +19,7 @@ _EVERY = 2
 
 def probe(search: Search, contest: Contest) -> None:
     """Run the best setting of each of the best drafters beside plain decoding, over every second prompt, and
-    have what its rounds take beyond the prediction count for all settings of that drafter; until the best are
+    have what its trees take beyond the prediction count for all settings of that drafter; until the best are
     all drafters that have been run.
 
     Measured against plain decoding, whose rounds the table knows, so that a machine that slows down says
@@ -36,7 +36,10 @@ def probe(search: Search, contest: Contest) -> None:
         for guess, result in zip(fresh, results, strict=True):
             run = guess.trial.parts[::_EVERY]
             beyond = plain / result.ratio.median - sum(search.costs.seconds(one) for one in run)
-            search.add_to_rounds(guess.setting.drafter, beyond / sum(one.rounds for one in run))
+            if trees := sum(one.trees for one in run):
+                search.add_to_trees(guess.setting.drafter, beyond / trees)
+            else:
+                search.beyond.setdefault(guess.setting.drafter, 0.0)
         search.keep_pace(search.costs.plain_speed(texts) / now.speed.median)
 
 

@@ -15,7 +15,7 @@ from hexgraft.host.measure.trial import Part, steady
 
 def fit_toll(parts: Sequence[Part], drafted: Sequence[Sequence[int]], known: Toll, beyond: float) -> Toll:
     """The toll by which the rounds of `parts` took what they did, where `drafted` is what `Adaptive` says of
-    each. Asking takes `beyond` seconds more than it did in these rounds; where nothing was asked for at all,
+    each. A tree takes `beyond` seconds more than it did in these rounds; where nothing was asked for at all,
     that still takes what is `known`. A look that was never made is taken to cost what asking does, and a
     round without one, where there was none, what a look does.
     """
@@ -37,12 +37,13 @@ def fit_toll(parts: Sequence[Part], drafted: Sequence[Sequence[int]], known: Tol
     if len(set(nodes[nodes > 0])) == 1:
         nodes[:] = 0  # where all trees are alike, nobody can tell what a node takes
     looking, asking, tree, node, token, lesson = _steadily(columns, seconds[:, 0])
-    asking = max(0.0, asking + beyond) if asked else known.asking
+    tree += lesson + beyond
+    asking = max(0.0, asking + min(0.0, tree)) if asked else known.asking
     looking = looking if looked else asking
     passing = steady(passed) / len(passed) if passed else looking
     if not asked:
         return msgspec.structs.replace(known, passing=passing, looking=looking)
-    return Toll(passing, looking, asking, tree + lesson, node, token)
+    return Toll(passing, looking, asking, max(0.0, tree), node, token)
 
 
 def _steadily(matrix: NDArray[np.float64], values: NDArray[np.float64]) -> list[float]:

@@ -32,6 +32,11 @@ class Part:
     host: float
     each: list[tuple[float, int]] = field(default_factory=list, repr=False)
 
+    @property
+    def trees(self) -> int:
+        """Rounds in which the target read more than the root."""
+        return sum(count for (rows, _), count in self.target.items() if rows > 1)
+
 
 @dataclass(slots=True)
 class Trial:

@@ -65,7 +65,7 @@ class Search:
     progress: Callable[[str], None] = field(default=lambda title: None)
     guesses: dict[Setting, Guess] = field(default_factory=dict)
     beyond: dict[str, float] = field(default_factory=dict)
-    """Seconds that a round of a drafter was found to take beyond what table and trials say."""
+    """Seconds that a round with a tree of a drafter was found to take beyond what table and trials say."""
     pace: float = 1.0
     """How many times as long everything takes by now as when the table was measured."""
 
@@ -108,8 +108,8 @@ class Search:
             best.setdefault(guess.setting.drafter, guess)
         return list(best.values())[:_STARTS]
 
-    def add_to_rounds(self, drafter: str, seconds: float) -> None:
-        """Have every round of a drafter take so much more, or less, in what was tried and what will be."""
+    def add_to_trees(self, drafter: str, seconds: float) -> None:
+        """Have every tree of a drafter take so much more, or less, in what was tried and what will be."""
         self.beyond[drafter] = self.beyond.get(drafter, 0.0) + seconds
         for setting, guess in self.guesses.items():
             if setting.drafter == drafter:
@@ -177,8 +177,7 @@ class Search:
             trial = run_trial(self.bench, largest, drafter)
         finally:
             drafter.close()
-        asked = [sum(nodes > 0 for nodes in each) for each in drafter.drafted]
-        return _longer(trial, self.beyond.get(guess.setting.drafter, 0.0), asked)
+        return _longer(trial, self.beyond.get(guess.setting.drafter, 0.0))
 
     @property
     def sizes(self) -> list[int]:
@@ -203,13 +202,9 @@ class Search:
             guess = top
 
 
-def _longer(trial: Trial, seconds: float, rounds: Sequence[int] | None = None) -> Trial:
-    """The trial, had each of its rounds, or so many of each part, taken so much longer."""
-    counts = rounds if rounds is not None else [part.rounds for part in trial.parts]
-    parts = [
-        replace(part, host=max(0.0, part.host + count * seconds))
-        for part, count in zip(trial.parts, counts, strict=True)
-    ]
+def _longer(trial: Trial, seconds: float) -> Trial:
+    """The trial, had each of its rounds with a tree taken so much longer."""
+    parts = [replace(part, host=max(0.0, part.host + part.trees * seconds)) for part in trial.parts]
     return replace(trial, parts=parts)
 
 

@@ -56,14 +56,14 @@ def test_what_was_learned_of_probabilities_counts(bundle: Bundle) -> None:
     assert adapted.speed == search.costs.speed(again)
 
 
-def test_what_rounds_take_beyond_the_table_counts_where_they_draft(bundle: Bundle) -> None:
+def test_what_trees_take_beyond_the_table_counts_where_there_are_some(bundle: Bundle) -> None:
     """A drafter kept to what pays goes without a tree in some rounds."""
     search = paid_search(bundle, 0.002)
     guess = search.guess(LEVELS)
-    assert search.adapted(guess).toll.asking == pytest.approx(0.002)
+    assert search.adapted(guess).toll.drafted(2) == pytest.approx(0.002)
     search.beyond["levels"] = 0.004
     adapted = search.adapted(guess)
-    assert adapted.toll.asking == pytest.approx(0.006)
+    assert adapted.toll.drafted(2) == pytest.approx(0.006)
     drafted = []
     for part in adapted.trial.parts:
         drafted.append(sum(seconds > 0.001 for seconds, _ in part.each))
@@ -112,11 +112,12 @@ def test_what_a_probe_found_counts_for_settings_tried_after_it(bundle: Bundle) -
     place = pace(bundle, "flat")
     search = place.search(place.transcripts(SIX[:2]))
     before = search.guess(Setting("lookup", 8)).trial
-    search.add_to_rounds("lookup", 0.01)
+    search.add_to_trees("lookup", 0.01)
     for guess in (search.guess(Setting("lookup", 8)), search.guess(Setting("lookup", 16))):
         assert [part.host for part in guess.trial.parts] == [
-            pytest.approx(0.01 * part.rounds) for part in guess.trial.parts
+            pytest.approx(0.01 * part.trees) for part in guess.trial.parts
         ]
+        assert all(0 < part.trees < part.rounds for part in guess.trial.parts)
     assert not any(part.host for part in before.parts)
 
 

@@ -46,8 +46,10 @@ def test_the_toll_is_found() -> None:
     for name in TOLL.__struct_fields__:
         assert getattr(found, name) == pytest.approx(getattr(TOLL, name)), name
     beyond = fit_toll(*rounds(TOLL), Toll(), 50e-6)
-    assert beyond.asking == pytest.approx(80e-6)
-    assert fit_toll(*rounds(TOLL), Toll(), -50e-6).asking == 0
+    assert (beyond.asking, beyond.tree) == pytest.approx((30e-6, 70e-6))
+    less = fit_toll(*rounds(TOLL), Toll(), -35e-6)
+    assert (less.asking, less.tree) == pytest.approx((15e-6, 0))
+    assert fit_toll(*rounds(TOLL), Toll(), -1.0).asking == 0
 
 
 def test_what_the_machine_did_in_between_does_not_count() -> None:
