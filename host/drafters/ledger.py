@@ -28,7 +28,7 @@ _PAUSES = (8, 16, 32, 64)
 """Plain rounds after a failure, after the second in a row, and so on."""
 
 
-Share = Annotated[float, msgspec.Meta(ge=0, le=3600)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]
 
 
 class Toll(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -37,12 +37,12 @@ class Toll(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     for, `tree` beyond that where there is one, `node` for each node of it but the root, `token` for each
     that is emitted after the first."""
 
-    passing: Share = 0.0
-    looking: Share = 0.0
-    asking: Share = 0.0
-    tree: Share = 0.0
-    node: Share = 0.0
-    token: Share = 0.0
+    passing: Seconds = 0.0
+    looking: Seconds = 0.0
+    asking: Seconds = 0.0
+    tree: Seconds = 0.0
+    node: Seconds = 0.0
+    token: Seconds = 0.0
 
     def drafted(self, nodes: int) -> float:
         """What a tree of so many nodes, the root counted, takes to draft."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextlib import suppress
 
 import pytest
 from shapes import shaped_profile
 
-from hexgraft.host.drafters.adaptive import LOOKED, PASSED, Adaptive
+from hexgraft.host.drafters.adaptive import Adaptive
 from hexgraft.host.drafters.base import Limits, NoDraft
-from hexgraft.host.drafters.ledger import BOUND, HORIZON, LONG, Ledger, Purse, Toll, Trust
+from hexgraft.host.drafters.ledger import BOUND, HORIZON
 from hexgraft.host.drafters.merge import Merge
 from hexgraft.host.logits import NotFinite
 from hexgraft.host.measure.costs import Costs
@@ -126,89 +125,6 @@ def test_a_draft_pass_that_takes_more_than_may_be_lost_is_not_made() -> None:
     adaptive.begin([7] * 8)
     assert len(adaptive.draft([7] * 8, LIMITS)) == 1
     assert drafter.asked == []
-
-
-def test_what_drafting_takes_beside_passes_is_paid_for() -> None:
-    """Of the 21 nodes drafted, the refused ones and those that were cut included."""
-    costs = Costs.of(shaped_profile("flat"), Toll(0.1, 0.2, 0.006, 0.004, 0.0001, 0.001))
-    adaptive = Adaptive(Same(0.8, 0.1), costs, SIZES, 16, foreseen=2.0)
-    adaptive.begin([7, 7])
-    tree = adaptive.draft([7, 7], LIMITS)
-    adaptive.accept(tree, [0])
-    assert len(tree) > 1
-    paid = costs.verify(len(tree), 1) + 0.01 + 20 * 0.0001
-    assert adaptive.slowdown == pytest.approx(paid / costs.plain(1))
-
-
-def test_no_more_nodes_are_asked_for_than_drafting_them_may_lose() -> None:
-    same, slack = Same(0.8, 0.1), BOUND * HORIZON * 0.05
-    costs = Costs.of(shaped_profile("flat"), Toll(node=slack / 5))
-    adaptive = Adaptive(same, costs, SIZES, 16, foreseen=2.0)
-    adaptive.begin([7, 7])
-    adaptive.draft([7, 7], LIMITS)
-    (asked,) = same.asked
-    lost = costs.verify(asked.nodes, 1) + costs.toll.drafted(asked.nodes) - costs.plain(1)
-    assert 2 < asked.nodes < 7
-    assert lost <= slack + costs.verify(asked.nodes, 1) - costs.verify(2, 1)
-
-
-@pytest.mark.parametrize("toll", [Toll(), Toll(0.0002, 0.001, 0.03), Toll(1.0, 1.0, 1.0)])
-def test_rounds_pass_without_a_look_while_nothing_may_be_lost(toll: Toll) -> None:
-    """And are paid for all the same; where looking alone costs more than that, there is no end to it."""
-    same, costs = Same(0.8, 0.1), Costs.of(shaped_profile("steep"), toll)
-    adaptive, text = Adaptive(same, costs, SIZES, 16, foreseen=2.0), [7, 7]
-    adaptive.begin(text)
-    paid = plain = 0.0
-    for _ in range(400):
-        tree, fill = adaptive.draft(text, LIMITS), len(text) - 1
-        plain += costs.plain(fill)
-        paid += costs.verify(len(tree), fill)
-        kind = adaptive.drafted[0][-1]
-        paid += {PASSED: toll.passing, LOOKED: toll.looking}.get(kind, toll.drafted(kind))
-        adaptive.accept(tree, [0])
-        text.append(55)
-        if kind != PASSED:
-            assert adaptive.slowdown == pytest.approx(paid / plain)
-    passed, looked = (adaptive.drafted[0].count(kind) for kind in (PASSED, LOOKED))
-    assert len(adaptive.drafted[0]) == 400
-    assert passed + looked + len(same.asked) == 400
-    assert passed > 5 * looked
-    if toll.passing < BOUND * 0.05:
-        assert len(same.asked) > 5
-        assert paid <= (1 + BOUND) * plain
-    else:
-        assert not same.asked
-        assert looked == math.ceil(400 / LONG)
-
-
-def test_looks_come_when_the_ledger_says() -> None:
-    """One round sooner nothing could have been drafted; also of a text that is shorter than HORIZON."""
-    toll = Toll(passing=0.002, looking=0.02)
-    for plain, behind, least in ((20.0, 0.0, 1.31), (20.0, 0.3, 1.03), (20.0, 2.0, 1.1), (2.0, 0.1, 0.4)):
-        ledger = Ledger()
-        ledger.book(1, plain + behind, plain)
-        assert ledger.slack(1.0) < least
-        rounds = ledger.wait(1.0, least, toll)
-        assert 1 < rounds < LONG
-        ledger.book(1, 1.0 + toll.looking, 1.0)
-        for _ in range(rounds - 2):
-            ledger.book(1, 1.0 + toll.passing, 1.0)
-        assert ledger.slack(1.0) < least - 1e-9
-        ledger.book(1, 1.0 + toll.passing, 1.0)
-        assert ledger.slack(1.0) >= least - 1e-9
-    assert ledger.wait(1.0, 0.0, toll) == 1
-    assert ledger.wait(1.0, 1e9, toll) == LONG
-
-
-def test_rounds_booked_together_count_as_one_by_one() -> None:
-    alone, together = Ledger(), Ledger()
-    for ledger in (alone, together):
-        ledger.book(3, 2.0, 3.0)
-    for _ in range(40):
-        alone.book(1, 1.1, 1.0)
-    together.rest(40, 1.1, 1.0)
-    for name in ("paid", "plain", "recent_tokens", "recent_seconds"):
-        assert getattr(together, name) == pytest.approx(getattr(alone, name))
 
 
 def test_trees_are_cut_to_what_pays() -> None:
@@ -335,40 +251,3 @@ def test_refusals_make_trees_smaller(shape: str, least: int) -> None:
         assert adaptive.slowdown <= 1 + BOUND
     assert sizes[0] > 4
     assert sizes[-1] == least
-
-
-def test_a_purse_buys_the_rows_that_bring_most() -> None:
-    costs = Costs.of(shaped_profile("steep", draft=0.2))
-    one = costs.pass_of_draft(1, 0)
-    assert Purse(costs, 0, token=0.05, left=1.0).afford([0.9]) == 1
-    assert Purse(costs, 0, token=0.05, left=one / 2).afford([0.9]) == 0
-    assert Purse(costs, 0, token=0.001, left=1.0).afford([0.9]) == 0
-    # The second row widens the pass to four: the third and fourth come with it.
-    purse = Purse(costs, 0, token=0.05, left=1.0)
-    assert purse.afford([0.9, 0.3, 0.2, 0.1, 0.01]) == 4
-    assert purse.left == pytest.approx(1.0 - costs.pass_of_draft(4, 0))
-
-
-def test_the_ledger_bounds_what_a_round_may_lose() -> None:
-    ledger = Ledger()
-    assert ledger.slack(1.0) == pytest.approx(BOUND * HORIZON)
-    ledger.book(1, 3.0, 1.0)
-    assert ledger.slack(1.0) == pytest.approx(BOUND * HORIZON - 2.0)
-    for _ in range(200):
-        ledger.book(1, 1.0, 1.0)
-    assert ledger.slack(1.0) == pytest.approx(BOUND * 202 - 2.0)
-    assert ledger.worth(1.0, 2.0) <= 1.0
-
-
-def test_trust_rests_longer_after_every_failure_and_recovers() -> None:
-    trust = Trust()
-    rests = []
-    for _ in range(3):
-        while trust.pause == 0:
-            trust.learn(-1.0)
-        rests.append(trust.rest())
-        assert trust.rest() == 0
-    assert rests == [8, 16, 32]
-    trust.learn(1.0)
-    trust.learn(1.0)
-    assert (trust.failures, trust.pause) == (0, 0)

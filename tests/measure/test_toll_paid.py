@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -10,7 +11,7 @@ from shapes import shaped_profile
 from hexgraft.host.drafters.adaptive import LOOKED, PASSED, Adaptive
 from hexgraft.host.drafters.base import Limits, NoDraft
 from hexgraft.host.drafters.calibration import Calibration
-from hexgraft.host.drafters.ledger import BOUND, HORIZON, Toll
+from hexgraft.host.drafters.ledger import BOUND, HORIZON, LONG, Toll
 from hexgraft.host.measure.costs import Costs
 from hexgraft.host.tree import Draws, TokenTree, TreeBuilder
 
@@ -193,3 +194,57 @@ def test_nodes_leave_a_draft_model_its_passes() -> None:
     begun(drafter, Toll(asking=0.3 * PLAIN, node=0.003 * PLAIN), draft=0.01).draft([7, 7], LIMITS)
     assert 4 < drafter.asked[0].nodes < 20
     assert drafter.passes_made[1, 1] > 2
+
+
+def test_what_drafting_takes_beside_passes_is_paid_for() -> None:
+    """Of all nodes drafted, the refused ones and those that were cut included."""
+    costs = Costs.of(shaped_profile("flat"), Toll(0.1, 0.2, 0.006, 0.004, 0.0001, 0.001))
+    adaptive = Adaptive(Willing(0.7), costs, SIZES, 16, foreseen=2.0)
+    adaptive.begin([7, 7])
+    tree = adaptive.draft([7, 7], LIMITS)
+    adaptive.accept(tree, [0])
+    drafted = adaptive.drafted[0][0]
+    assert drafted > len(tree) > 1
+    paid = costs.verify(len(tree), 1) + 0.01 + (drafted - 1) * 0.0001
+    assert adaptive.slowdown == pytest.approx(paid / costs.plain(1))
+
+
+def test_no_more_nodes_are_asked_for_than_drafting_them_may_lose() -> None:
+    willing, slack = Willing(), BOUND * HORIZON * 0.05
+    costs = Costs.of(shaped_profile("flat"), Toll(node=slack / 5))
+    adaptive = Adaptive(willing, costs, SIZES, 16, foreseen=2.0)
+    adaptive.begin([7, 7])
+    adaptive.draft([7, 7], LIMITS)
+    (asked,) = willing.asked
+    lost = costs.verify(asked.nodes, 1) + costs.toll.drafted(asked.nodes) - costs.plain(1)
+    assert 2 < asked.nodes < 7
+    assert lost <= slack + costs.verify(asked.nodes, 1) - costs.verify(2, 1)
+
+
+@pytest.mark.parametrize("toll", [Toll(), Toll(0.0002, 0.001, 0.03), Toll(1.0, 1.0, 1.0)])
+def test_rounds_pass_without_a_look_while_nothing_may_be_lost(toll: Toll) -> None:
+    """And are paid for all the same; where looking alone costs more than that, there is no end to it."""
+    willing, costs = Willing(), Costs.of(shaped_profile("steep"), toll)
+    adaptive, text = Adaptive(willing, costs, SIZES, 16, foreseen=2.0), [7, 7]
+    adaptive.begin(text)
+    paid = plain = 0.0
+    for _ in range(400):
+        tree, fill = adaptive.draft(text, LIMITS), len(text) - 1
+        plain += costs.plain(fill)
+        paid += costs.verify(len(tree), fill)
+        kind = adaptive.drafted[0][-1]
+        paid += {PASSED: toll.passing, LOOKED: toll.looking}.get(kind, toll.drafted(kind))
+        adaptive.accept(tree, [0])
+        text.append(55)
+        if kind != PASSED:
+            assert adaptive.slowdown == pytest.approx(paid / plain)
+    passed, looked = (adaptive.drafted[0].count(kind) for kind in (PASSED, LOOKED))
+    assert len(adaptive.drafted[0]) == 400
+    assert passed + looked + len(willing.asked) == 400
+    assert passed > 5 * looked
+    if toll.passing < BOUND * 0.05:
+        assert len(willing.asked) > 5
+        assert paid <= (1 + BOUND) * plain
+    else:
+        assert not willing.asked
+        assert looked == math.ceil(400 / LONG)
