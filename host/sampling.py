@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hexgraft.host.logits import NotFinite, top_tokens
+from hexgraft.host.logits import NotFinite, top_token, top_tokens
 from hexgraft.host.randomness import gumbels
 from hexgraft.host.session import Floats, Rows
 from hexgraft.models.errors import UsageError
@@ -147,10 +147,7 @@ def distribution(logits: Floats, sampling: Sampling, history: History) -> Distri
     if sampling.penalised:
         history.penalise(row, sampling)
     if sampling.temperature == 0:
-        best = int(row.argmax())
-        if not np.isfinite(row[best]):
-            raise NotFinite
-        return Distribution(np.array([best]), _CERTAIN)
+        return Distribution(np.array([top_token(row)]), _CERTAIN)
     if np.isnan(row).any() or not np.isfinite(row.max()):
         raise NotFinite
     ids = drawable(row, sampling)

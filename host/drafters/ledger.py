@@ -29,6 +29,7 @@ _PAUSES = (8, 16, 32, 64)
 
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]
+"""As files may hold them: finite, and no more than an hour."""
 
 
 class Toll(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from hexgraft.host.atomic_file import check_place, check_replaced, write_whole
+from hexgraft.host.drafters.ledger import Seconds
 from hexgraft.models.errors import HexgraftError, mistyped
 
 FORMAT = 1
@@ -19,7 +20,6 @@ FORMAT = 1
 Kind = Literal["measured here", "measured on a phone", "hosted device", "published"]
 """Where figures come from. Only the first two were measured by us; the last makes predictions only."""
 
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
 Width = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 

@@ -121,6 +121,18 @@ def test_what_a_probe_found_counts_for_settings_tried_after_it(bundle: Bundle) -
     assert not any(part.host for part in before.parts)
 
 
+def test_a_probe_of_a_drafter_that_finds_nothing_ends(bundle: Bundle) -> None:
+    """As a lookup in texts where nothing recurs: it has no tree that could take more than the table says."""
+    place = pace(bundle, "flat")
+    search = place.search(place.transcripts(SIX[:2]))
+    guess = search.guess(Setting("lookup", 8, None, ("min_match=60",)))
+    assert [part.trees for part in guess.trial.parts] == [0, 0]
+    prompts = [transcript.prompt for transcript in search.bench.transcripts]
+    probe(search, Contest(place.target, prompts, place.options, repeats=1, clock=place.clock))
+    assert search.beyond == {"lookup": 0.0}
+    assert search.adapted(guess).speedup == pytest.approx(1.0)
+
+
 def test_no_tree_is_drafted_that_takes_the_host_more_than_may_be_lost(bundle: Bundle) -> None:
     search = paid_search(bundle, 0.2)
     guess = search.guess(LEVELS)
