@@ -56,8 +56,8 @@ def show_chosen(
         fixed, result = max(verdict.fixed, key=lambda each: each[1].ratio.median)
         if result.ratio.median >= PAYS:
             say(
-                f"as it is, which may slow some texts down, {fixed.title} brings {result.ratio.median:.2f}x: "
-                + " ".join(fixed.setting.arguments())
+                f"not kept to it, {fixed.title} brings {result.ratio.median:.2f}x, and may slow some texts "
+                f"down; as options: {' '.join(fixed.setting.arguments())}"
             )
     else:
         say(f"chosen: {choice.setting.title}; as options: {' '.join(choice.setting.arguments())}")

@@ -53,7 +53,8 @@ def usage_words(error: click.ClickException, asked: str) -> tuple[str, str]:
         missing = _MISSING.fullmatch(said)
         if missing is not None and error.param is not None and isinstance(error.param.type, click.Path):
             message = f"{name}: there is no {missing[1].lower()} {missing[3]}"
-            hint = f"check its name: ls {quote(str(Path(missing[3]).parent))}"
+            there = next((folder for folder in Path(missing[3]).parents if folder.is_dir()), Path())
+            hint = f"check its name: ls {quote(str(there))}"
         if error.param is not None and isinstance(error.param.type, click.Choice):
             message = f"{name} {said.split(' is not one of ')[0]} is none of its choices"
             hint = f"one of: {', '.join(map(str, error.param.type.choices))}"

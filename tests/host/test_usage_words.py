@@ -38,7 +38,7 @@ from hexgraft.host.cli.main import cli
         (
             "export m --calibration no/such",
             "--calibration: there is no file no/such",
-            "check its name: ls no",
+            "check its name: ls .",
         ),
         ("device sdk --headers nowhere", "--headers: there is no path nowhere", "check its name: ls ."),
         ("bench b --cool-to nan", "--cool-to: 'nan' is not a number", "see `hexgraft bench --help`"),
