@@ -2,8 +2,8 @@
 #
 #   PYTHON=python3.12     the Python to build the environment with (3.11 or newer)
 #   VENV=.venv            where the environment goes
-#   EXTRAS=dev,htp        what `make test` and `make lint` install; htp adds the Hexagon emulator (x86-64 Linux),
-#                         hub with it the stand-in for Qualcomm AI Hub
+#   EXTRAS=dev,htp        what `make test` and `make lint` install; htp is the Hexagon emulator, on x86-64 Linux and
+#                         nothing elsewhere; hub adds the stand-in for Qualcomm AI Hub
 #   TORCH=torch==2.13.0   the torch of the tests; the package itself needs none
 #   TORCH_INDEX=URL       take torch from another index: on Linux, plain pip fetches a CUDA build of several
 #                         gigabytes, and PyTorch's install page names an index with small CPU builds
@@ -11,7 +11,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS ?= dev
+EXTRAS ?= dev,htp
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 PYTEST ?=

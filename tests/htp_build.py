@@ -25,7 +25,8 @@ from hexgraft.host.cpu_session import CpuSession
 from hexgraft.models.errors import ExportError
 
 needs_qnn = pytest.mark.skipif(
-    importlib.util.find_spec("onnxruntime_qnn") is None, reason="onnxruntime-qnn is for x86-64 Linux only"
+    importlib.util.find_spec("onnxruntime_qnn") is None,
+    reason='onnxruntime-qnn is not installed: on x86-64 Linux, pip install "hexgraft[htp]"',
 )
 
 

@@ -125,6 +125,7 @@ def test_trees_of_a_head_on_the_emulator_give_its_plain_text(
     assert built[0].file in "".join(shown.stdout.split())
 
 
+@needs_qnn
 def test_a_chip_without_fp16_is_refused_once_and_before_anything_is_done(
     target: Path, heads: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -140,6 +141,7 @@ def test_a_chip_without_fp16_is_refused_once_and_before_anything_is_done(
     assert list(tmp_path.iterdir()) == []
 
 
+@needs_qnn
 def test_blocks_that_do_not_divide_a_head_are_refused_before_anything_is_done(
     target: Path, tmp_path: Path
 ) -> None:

@@ -82,6 +82,7 @@ def test_a_search_that_finds_too_little_says_how_far_it_came(checkpoint: Path, t
     )
 
 
+@needs_qnn
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from command import error_of, hexgraft
+from htp_build import needs_qnn
 from tiny import write_tiny_hf
 
 from hexgraft.export.sizes import estimate
@@ -98,6 +99,14 @@ def test_a_draft_that_does_not_fit(tmp_path: Path) -> None:
         assert error_of(alone)[0] == f"{option[0]} goes with a CHECKPOINT"
 
 
+@needs_qnn
+def test_too_long_a_context_is_refused_for_a_chip_as_it_is_elsewhere(tmp_path: Path) -> None:
+    target = write_tiny_hf(tmp_path / "target", context=512)
+    options = ("-o", tmp_path / "b", "--context", "513", "--target", "htp", "--soc", "SM8650")
+    message, _ = error_of(hexgraft("export", target, *options))
+    assert message == "--context 513 is more than the 512 positions target is right for"
+
+
 def test_a_context_is_that_of_an_export(tmp_path: Path) -> None:
     """Too much is refused as an export refuses it, and a shorter draft does not shorten the target's."""
     target = write_tiny_hf(tmp_path / "target", context=512)
@@ -106,8 +115,6 @@ def test_a_context_is_that_of_an_export(tmp_path: Path) -> None:
     refused = error_of(hexgraft("models", target, *options))
     assert refused[0] == "--context 513 is more than the 512 positions target is right for"
     assert refused == error_of(hexgraft("export", target, "-o", tmp_path / "b", *options))
-    htp = ("--target", "htp", "--soc", "SM8650")
-    assert refused == error_of(hexgraft("export", target, "-o", tmp_path / "b", *options, *htp))
     facts = json.loads(hexgraft("models", target, "--draft", draft, "--json").stdout)
     assert [facts[role]["context"] for role in ("target", "draft")] == [512, 128]
     assert hexgraft("export", target, "-o", tmp_path / "b", "--draft", draft).exit_code == 0
